@@ -1,0 +1,99 @@
+/* Checked allocation and block arenas. */
+#include "base/mem.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void *or_abort(void *p, size_t n_byte) {
+    if (!p) {
+        fprintf(stderr, "hadal: host out of memory (%zu bytes)\n", n_byte);
+        abort();
+    }
+    return p;
+}
+
+void *hd_alloc(size_t n_byte) { return or_abort(malloc(n_byte ? n_byte : 1), n_byte); }
+
+void *hd_alloc_zero(size_t n, size_t n_byte) {
+    return or_abort(calloc(n ? n : 1, n_byte ? n_byte : 1), n * n_byte);
+}
+
+void *hd_realloc(void *p, size_t n_byte) {
+    return or_abort(realloc(p, n_byte ? n_byte : 1), n_byte);
+}
+
+void hd_free(void *p) { free(p); }
+
+char *hd_strndup(const char *s, size_t n) {
+    char *p = hd_alloc(n + 1);
+    memcpy(p, s, n);
+    p[n] = 0;
+    return p;
+}
+
+char *hd_strdup(const char *s) { return hd_strndup(s, strlen(s)); }
+
+hd_status hd_alloc_large(size_t n_byte, void **out) {
+    *out = NULL;
+    if (n_byte > SIZE_MAX - 64)
+        return HD_FAIL(NO_MEMORY, "allocation of %zu bytes overflows", n_byte);
+    size_t size = (n_byte + 63) & ~(size_t)63;
+    void *p = aligned_alloc(64, size ? size : 64);
+    if (!p) return HD_FAIL(NO_MEMORY, "host has no %zu bytes of memory", n_byte);
+    memset(p, 0, size);
+    *out = p;
+    return HD_OK;
+}
+
+struct block {
+    struct block *next;
+    size_t used, size;
+    _Alignas(16) unsigned char data[];
+};
+
+struct hd_arena {
+    struct block *head;
+    size_t block_bytes, n_byte;
+};
+
+hd_arena *hd_arena_new(size_t block_bytes) {
+    hd_arena *a = hd_alloc_zero(1, sizeof *a);
+    a->block_bytes = block_bytes;
+    return a;
+}
+
+void hd_arena_free(hd_arena *a) {
+    if (!a) return;
+    for (struct block *b = a->head, *next; b; b = next) {
+        next = b->next;
+        hd_free(b);
+    }
+    hd_free(a);
+}
+
+void *hd_arena_alloc(hd_arena *a, size_t n_byte) {
+    HD_ASSERT(n_byte < SIZE_MAX / 2);
+    size_t size = (n_byte + 15) & ~(size_t)15;
+    struct block *b = a->head;
+    if (!b || b->size - b->used < size) {
+        size_t room = size > a->block_bytes ? size : a->block_bytes;
+        b = hd_alloc(sizeof *b + room);
+        *b = (struct block){.next = a->head, .size = room};
+        a->head = b;
+    }
+    void *p = b->data + b->used;
+    b->used += size;
+    a->n_byte += size;
+    memset(p, 0, size);
+    return p;
+}
+
+char *hd_arena_strndup(hd_arena *a, const char *s, size_t n) {
+    char *p = hd_arena_alloc(a, n + 1);
+    memcpy(p, s, n);
+    return p;
+}
+
+size_t hd_arena_bytes(const hd_arena *a) { return a->n_byte; }

@@ -1,0 +1,200 @@
+/* hadal's public C API: open an engine, submit token sequences, receive events; and the text tools
+ * a front end needs (tokenize, chat encoding, text streams).
+ *
+ * Threads: every function may be called from any thread unless it says otherwise. Events arrive on
+ * the engine thread through hd_request.on_event, which must return quickly and never block.
+ * Strings are UTF-8. Errors: hd_status, with hd_error_text() on the calling thread. */
+#ifndef HADAL_H
+#define HADAL_H
+
+#include "base/buf.h"
+#include "base/status.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* ---- engine ---- */
+
+typedef struct hd_engine_config {
+    const char *model;       /* path; NULL or "mini": the embedded model */
+    const char *served_name; /* name clients see; NULL: the model's own */
+    const char *backend;     /* "auto", "cpu", "ref" */
+    const char *isa;         /* "auto", "avx512", "avx2", "scalar" */
+    int n_thread;            /* 0: one per available core */
+    int max_model_len;       /* tokens of a sequence; 0: the model's */
+    int max_num_seqs;
+    int max_num_batched_tokens;
+    int context_chunk_size; /* prompt tokens of one request in a step; 0: the budget */
+    bool enable_chunked_context;
+    int block_size;                       /* tokens a KV page */
+    int64_t max_tokens_in_paged_kv_cache; /* 0: by the next */
+    double kv_cache_free_mem_fraction;    /* of the memory free after loading */
+    const char *kv_cache_dtype;           /* "auto", "f32", "f16", "bf16" */
+    bool enable_prefix_caching;
+    bool exact; /* output independent of what was cached, too */
+    int max_num_queued_reqs;
+    int64_t max_num_queued_tokens; /* 0: no bound */
+    const char *tokenizer;         /* path to override the model's; NULL */
+    const char *chat_encoding;     /* name to override; NULL: by the tokenizer */
+    /* Told while loading (may be NULL): what, and how much of it is done in [0, 1]. */
+    void (*on_progress)(void *user, const char *what, double done);
+    void *progress_user;
+} hd_engine_config;
+
+void hd_engine_config_init(hd_engine_config *c); /* the defaults */
+
+typedef struct hd_engine hd_engine;
+/* Loads the model and starts the engine thread. The config is copied. */
+HD_MUST_CHECK hd_status hd_engine_open(const hd_engine_config *c, hd_engine **out);
+/* Cancels what runs, stops the thread, frees everything. Accepts NULL. */
+void hd_engine_close(hd_engine *e);
+
+typedef struct hd_engine_info {
+    const char *model_name, *arch, *backend, *device, *chat_encoding, *kv_cache_dtype,
+        *weight_format;
+    const char *model_hash; /* 32 hex digits */
+    int max_model_len, n_ctx_train, n_vocab, n_layer, max_num_seqs, block_size, n_page;
+    int64_t n_param, weight_bytes, kv_pool_bytes, kv_bytes_per_token, workspace_bytes;
+    int32_t bos, eos; /* -1: none */
+    bool can_think;
+    double load_s;
+} hd_engine_info;
+/* Pointers live as long as the engine. */
+const hd_engine_info *hd_engine_get_info(const hd_engine *e);
+
+typedef struct hd_engine_stats {
+    int n_running, n_waiting, n_page, n_page_free, n_page_cached, n_page_used;
+    uint64_t n_step, prompt_tok, hit_tok, generated_tok, n_preempt, recomputed_tok, n_finished;
+    int64_t last_step_ns; /* hd_now_ns() of the last finished step; 0: none yet */
+    int64_t stuck_ns;     /* with work queued: time since the loop last made progress; else 0 */
+    bool is_failed;       /* the engine stopped after a device failure */
+} hd_engine_stats;
+/* A snapshot, at most one step old. Never blocks on the engine. */
+void hd_engine_get_stats(const hd_engine *e, hd_engine_stats *out);
+
+/* ---- requests ---- */
+
+typedef struct hd_logit_bias {
+    int32_t token;
+    float bias;
+} hd_logit_bias;
+
+typedef struct hd_sampling {
+    float temperature;                         /* 0: greedy */
+    int top_k;                                 /* 0: off */
+    float top_p, min_p;                        /* 1 and 0: off */
+    float presence_penalty, frequency_penalty; /* over generated tokens; 0: off */
+    float repetition_penalty;                  /* over prompt and generated tokens; 1: off */
+    uint64_t seed;
+    bool has_seed;     /* false: a fresh seed for each request */
+    int n_top_logprob; /* -1: no logprobs; 0..20: the chosen token's and the best n */
+    const hd_logit_bias *bias;
+    int n_bias;
+} hd_sampling;
+void hd_sampling_init(hd_sampling *s); /* temperature 1, everything else off */
+
+enum hd_finish {
+    HD_FINISH_NONE,
+    HD_FINISH_STOP,
+    HD_FINISH_LENGTH,
+    HD_FINISH_CANCELLED,
+    HD_FINISH_ERROR
+};
+
+enum { HD_TOP_LOGPROB_MAX = 20, HD_STOP_MAX = 16, HD_STOP_TOKEN_MAX = 64, HD_BIAS_MAX = 1024 };
+
+typedef struct hd_top_logprob {
+    int32_t token;
+    float logprob;
+} hd_top_logprob;
+
+/* One generated token, or the end of a request, or both. Valid during the call only. */
+typedef struct hd_event {
+    uint64_t id;               /* hd_request_submit's */
+    int32_t token;             /* -1: none in this event. An end token is reported, with finish */
+    bool is_end_token;         /* eos or a stop token: not part of the text */
+    float logprob;             /* ln of the model's probability, before temperature and cuts */
+    const hd_top_logprob *top; /* [n_top] best first */
+    int n_top;
+    enum hd_finish finish; /* not NONE: the last event of this request */
+    int stop_ix;           /* with STOP by a stop string: which; else -1 */
+    int32_t stop_token;    /* with STOP by a token: which; else -1 */
+    hd_status status;      /* with ERROR: why, and its text */
+    const char *error;
+    int n_prompt, n_hit,
+        n_generated; /* n_hit: prompt tokens reused; n_generated includes this one */
+    int64_t submitted_ns, admitted_ns, first_token_ns, now_ns; /* hd_now_ns(); 0: not yet */
+} hd_event;
+
+/* False: the receiver is full or gone, and the request is cancelled (a last event still comes). */
+typedef bool (*hd_event_fn)(void *user, const hd_event *ev);
+
+typedef struct hd_request {
+    const int32_t *prompt; /* [n_prompt] every id in [0, n_vocab) */
+    int n_prompt;
+    int max_tokens; /* 0: until the context is full */
+    int min_tokens; /* end tokens and stops are not taken before */
+    hd_sampling sampling;
+    const hd_str *stop; /* stop strings, over generated text */
+    int n_stop;
+    const int32_t *stop_token;
+    int n_stop_token;
+    bool ignore_eos;
+    int priority;        /* lower is sooner */
+    uint64_t cache_salt; /* 0: shared prefix cache */
+    hd_event_fn on_event;
+    void *user;
+} hd_request;
+
+void hd_request_init(hd_request *r);
+/* Everything is copied. After HD_OK exactly one event with finish != NONE will come, possibly
+ * before this returns. HD_E_INVALID, HD_E_CONTEXT (names the limit), HD_E_BUSY (queue full). */
+HD_MUST_CHECK hd_status hd_request_submit(hd_engine *e, const hd_request *r, uint64_t *id);
+/* Ends a request in any state; harmless when it has ended already. */
+void hd_request_cancel(hd_engine *e, uint64_t id);
+
+/* ---- text ---- */
+
+/* The ids are heap: free with hd_engine_free_ids. */
+typedef struct hd_token_list {
+    int32_t *id;
+    size_t n;
+} hd_token_list;
+void hd_engine_free_ids(hd_token_list *l);
+
+/* match_added: special tokens written in the text become their ids. add_bos: as the model wants. */
+HD_MUST_CHECK hd_status hd_engine_tokenize(const hd_engine *e, hd_str text, bool match_added,
+                                           bool add_bos, hd_token_list *out);
+/* Raw bytes of one token; empty for an id without a token. */
+hd_str hd_engine_token_bytes(const hd_engine *e, int32_t token);
+bool hd_engine_token_is_special(const hd_engine *e, int32_t token);
+/* Appends the text of ids; invalid bytes become U+FFFD. */
+void hd_engine_detokenize(const hd_engine *e, const int32_t *id, size_t n, bool keep_special,
+                          hd_buf *out);
+
+enum hd_chat_role { HD_CHAT_SYSTEM, HD_CHAT_USER, HD_CHAT_ASSISTANT, HD_CHAT_TOOL };
+typedef struct hd_chat_message {
+    enum hd_chat_role role;
+    hd_str content;
+} hd_chat_message;
+/* *in_reasoning: whether the answer begins inside reasoning. continue_final: the last message is an
+ * assistant's and is continued. */
+HD_MUST_CHECK hd_status hd_engine_chat(const hd_engine *e, const hd_chat_message *m,
+                                       size_t n_message, bool thinking, bool continue_final,
+                                       hd_token_list *out, bool *in_reasoning);
+
+/* Generated tokens to text that may be shown; see lib/text/stream.h. One owner at a time. */
+typedef struct hd_text_stream hd_text_stream;
+typedef struct hd_text_out {
+    hd_str reasoning, content; /* valid until the next call */
+    bool stopped;
+} hd_text_out;
+HD_MUST_CHECK hd_status hd_text_stream_new(const hd_engine *e, bool in_reasoning,
+                                           bool split_reasoning, bool keep_special,
+                                           const hd_str *stop, int n_stop, hd_text_stream **out);
+void hd_text_stream_free(hd_text_stream *s); /* accepts NULL */
+hd_text_out hd_text_stream_feed(hd_text_stream *s, int32_t token);
+hd_text_out hd_text_stream_end(hd_text_stream *s);
+
+#endif

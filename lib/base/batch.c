@@ -1,0 +1,67 @@
+/* Storage and invariants of the batch. */
+#include "base/batch.h"
+
+#include "base/mem.h"
+
+void hd_batch_init(hd_batch *b, int n_row_max, int n_seq_max, int n_page_max, int page_tok) {
+    HD_ASSERT(n_row_max > 0 && n_seq_max > 0 && n_page_max > 0 && page_tok > 0);
+    *b = (hd_batch){.page_tok = page_tok,
+                    .n_row_max = n_row_max,
+                    .n_seq_max = n_seq_max,
+                    .n_page_max = n_page_max};
+    size_t n_row = (size_t)n_row_max, n_seq = (size_t)n_seq_max, n_page = (size_t)n_page_max;
+    b->token = hd_alloc_zero(n_row, sizeof *b->token);
+    b->pos = hd_alloc_zero(n_row, sizeof *b->pos);
+    b->row_seq = hd_alloc_zero(n_row, sizeof *b->row_seq);
+    b->kv_row = hd_alloc_zero(n_row, sizeof *b->kv_row);
+    b->form = hd_alloc_zero(n_row, sizeof *b->form);
+    b->seq_slot = hd_alloc_zero(n_seq, sizeof *b->seq_slot);
+    b->seq_row0 = hd_alloc_zero(n_seq + 1, sizeof *b->seq_row0);
+    b->seq_page0 = hd_alloc_zero(n_seq + 1, sizeof *b->seq_page0);
+    b->page = hd_alloc_zero(n_page, sizeof *b->page);
+    b->out_row = hd_alloc_zero(n_seq, sizeof *b->out_row);
+}
+
+void hd_batch_fini(hd_batch *b) {
+    hd_free(b->token);
+    hd_free(b->pos);
+    hd_free(b->row_seq);
+    hd_free(b->kv_row);
+    hd_free(b->form);
+    hd_free(b->seq_slot);
+    hd_free(b->seq_row0);
+    hd_free(b->seq_page0);
+    hd_free(b->page);
+    hd_free(b->out_row);
+    *b = (hd_batch){0};
+}
+
+void hd_batch_clear(hd_batch *b) {
+    b->n_row = b->n_seq = b->n_page = b->n_out = 0;
+    b->seq_row0[0] = b->seq_page0[0] = 0;
+}
+
+static void check_seq(const hd_batch *b, int s) {
+    int row0 = b->seq_row0[s], row1 = b->seq_row0[s + 1];
+    int page0 = b->seq_page0[s], n_page = b->seq_page0[s + 1] - page0;
+    HD_ASSERT(row0 < row1 && n_page > 0);
+    for (int r = row0; r < row1; r++) {
+        HD_ASSERT(b->row_seq[r] == s && b->token[r] >= 0 && b->form[r] <= HD_MLA_EXPANDED);
+        HD_ASSERT(r == row0 || b->pos[r] == b->pos[r - 1] + 1);
+        HD_ASSERT(b->pos[r] >= 0 && b->pos[r] / b->page_tok < n_page);
+        int page = b->page[page0 + b->pos[r] / b->page_tok];
+        HD_ASSERT(b->kv_row[r] == page * b->page_tok + b->pos[r] % b->page_tok);
+    }
+}
+
+void hd_batch_check(const hd_batch *b) {
+    HD_ASSERT(b->n_row <= b->n_row_max && b->n_seq <= b->n_seq_max);
+    HD_ASSERT(b->n_page <= b->n_page_max && b->n_out <= b->n_seq);
+    HD_ASSERT(b->seq_row0[0] == 0 && b->seq_page0[0] == 0);
+    for (int s = 0; s < b->n_seq; s++) check_seq(b, s);
+    HD_ASSERT(b->seq_row0[b->n_seq] == b->n_row && b->seq_page0[b->n_seq] == b->n_page);
+    for (int i = 0; i < b->n_out; i++) {
+        HD_ASSERT(b->out_row[i] >= 0 && b->out_row[i] < b->n_row);
+        HD_ASSERT(i == 0 || b->out_row[i] > b->out_row[i - 1]);
+    }
+}

@@ -1,0 +1,42 @@
+/* The batch: what one step computes. The only value that crosses from the scheduler down to the
+ * model and its device: flat integer arrays, no tokens' meaning, no pointers into other structures.
+ *
+ * Rows are tokens whose hidden state and KV are computed. Rows of one sequence are adjacent and in
+ * ascending position; sequences follow one another. Row r of sequence s at position p attends to
+ * positions 0..p of its sequence, which lie in pages page[seq_page0[s] + p / page_tok] at offset
+ * p % page_tok. Tables are ragged: each sequence has its own page count. */
+#ifndef HD_BASE_BATCH_H
+#define HD_BASE_BATCH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* How multi-head latent attention is evaluated for a row: over the latent cache directly, or with
+ * K and V expanded from it. Recorded per position so that a recomputation repeats it bit for bit.
+ */
+enum hd_mla_form { HD_MLA_ABSORBED = 0, HD_MLA_EXPANDED = 1 };
+
+typedef struct hd_batch {
+    int n_row, n_seq, n_page, n_out;
+    int page_tok;     /* tokens a page */
+    int32_t *token;   /* [n_row] token id */
+    int32_t *pos;     /* [n_row] position in its sequence */
+    int32_t *row_seq; /* [n_row] index into the sequence arrays */
+    int32_t *kv_row; /* [n_row] cache row this token's KV is written to: page * page_tok + offset */
+    uint8_t *form;   /* [n_row] enum hd_mla_form */
+    int32_t *seq_slot;                    /* [n_seq] the scheduler's slot of the sequence */
+    int32_t *seq_row0;                    /* [n_seq + 1] first row of each sequence */
+    int32_t *seq_page0;                   /* [n_seq + 1] first entry of each sequence in page[] */
+    int32_t *page;                        /* [n_page] page ids */
+    int32_t *out_row;                     /* [n_out] rows whose logits are wanted, ascending */
+    int n_row_max, n_seq_max, n_page_max; /* room */
+} hd_batch;
+
+/* Allocates the arrays once (at most one output row a sequence). */
+void hd_batch_init(hd_batch *b, int n_row_max, int n_seq_max, int n_page_max, int page_tok);
+void hd_batch_fini(hd_batch *b);
+void hd_batch_clear(hd_batch *b);
+/* Asserts every invariant written above. */
+void hd_batch_check(const hd_batch *b);
+
+#endif

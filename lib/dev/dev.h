@@ -1,0 +1,61 @@
+/* The backend contract: one table of functions a device.
+ *
+ * `ref` (lib/ref) is the oracle: plain scalar C that defines what is right. `cpu` (lib/cpu) is the
+ * embedded fast path. A backend is opened, told its limits (so that it reserves all scratch memory
+ * before the first step), given weights to prepare, then asked for ops by one thread at a time.
+ * Ops return nothing: everything that can fail fails at open, prepare or reserve. */
+#ifndef HD_DEV_DEV_H
+#define HD_DEV_DEV_H
+
+#include "base/buf.h"
+#include "dev/op.h"
+
+typedef struct hd_dev_config {
+    int n_thread;    /* 0: one per available core */
+    const char *isa; /* "auto", "avx512", "avx2", "scalar" */
+} hd_dev_config;
+
+/* The largest shapes any op call will have. */
+typedef struct hd_dev_limits {
+    int n_row, n_seq, n_out;
+    int d_model, n_vocab;
+    int d_ff; /* widest dense or shared feed-forward */
+    int d_expert, n_expert, n_used;
+    int n_head, n_nope, n_rope, n_c, n_v, q_lora;
+    int n_pos; /* longest sequence */
+} hd_dev_limits;
+
+typedef struct hd_dev_ops {
+    const char *name, *help;
+    hd_status (*open)(const hd_dev_config *config, void **ctx);
+    void (*close)(void *ctx);
+    /* One line for people and logs ("2 threads, AVX-512 VNNI"), appended to b. */
+    void (*describe)(void *ctx, hd_buf *b);
+    /* Whether an op can read weights (or a cache) of this format. */
+    bool (*supports)(void *ctx, enum hd_op op, enum hd_format f);
+    /* Zeroed device memory, 64-byte aligned. */
+    hd_status (*alloc)(void *ctx, size_t n_byte, void **out);
+    void (*free)(void *ctx, void *p);
+    hd_status (*reserve)(void *ctx, const hd_dev_limits *limits);
+    /* Optional (NULL): repack a weight for this device, filling w->prepared. release undoes it. */
+    hd_status (*prepare)(void *ctx, hd_weight *w);
+    void (*release)(void *ctx, hd_weight *w);
+#define HD_OP(name, what) void (*name)(void *ctx, const struct hd_op_##name *args);
+#include "dev/op.def"
+#undef HD_OP
+} hd_dev_ops;
+
+extern const hd_dev_ops hd_dev_ref, hd_dev_cpu;
+
+typedef struct hd_dev {
+    const hd_dev_ops *ops;
+    void *ctx;
+} hd_dev;
+
+/* name: "ref", "cpu", or "auto" (the fastest here). HD_E_UNSUPPORTED lists the known names. */
+HD_MUST_CHECK hd_status hd_dev_open(const char *name, const hd_dev_config *config, hd_dev *out);
+void hd_dev_close(hd_dev *d);
+
+const char *hd_op_name(enum hd_op op);
+
+#endif

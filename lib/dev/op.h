@@ -1,0 +1,131 @@
+/* Argument structs of the block ops (dev/op.def), one a struct, shapes in comments.
+ *
+ * R = batch rows, D = model width, H = heads, E = experts. Activations are float32. y = W x with
+ * W [n_out, n_in], a row contiguous. What `ref` computes is the definition; every backend must
+ * make a row's result independent of the other rows of the batch (determinism level 1): the order
+ * of every sum over n_in or over positions is fixed and does not depend on R, threads or chunking.
+ * Formulas: Multi-head latent attention and DeepSeekMoE, DeepSeek-V2 (arXiv 2405.04434) sections
+ * 2.1 and 2.2; auxiliary-loss-free routing, DeepSeek-V3 (arXiv 2412.19437) section 2.1.2. */
+#ifndef HD_DEV_OP_H
+#define HD_DEV_OP_H
+
+#include "base/batch.h"
+#include "quant/format.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum hd_op {
+#define HD_OP(name, what) HD_OP_##name,
+#include "dev/op.def"
+#undef HD_OP
+    HD_OP_COUNT
+};
+
+/* A weight matrix, or a stack of n_mat of them (experts, heads), as a device reads it. */
+typedef struct hd_weight {
+    char name[64]; /* canonical (GGUF) tensor name, for messages */
+    enum hd_format format;
+    int n_in, n_out, n_mat;
+    const void *const *mat; /* [n_mat] pointers to [n_out, n_in] in `format` */
+    void *prepared;         /* the backend's own repacked copy, or NULL */
+} hd_weight;
+
+struct hd_op_embed {
+    int n_row;
+    const int32_t *token;   /* [R] */
+    const hd_weight *table; /* [V, D] */
+    float *x;               /* [R, D] out */
+};
+
+struct hd_op_mla_qkv {
+    const hd_batch *batch;
+    const float *x;         /* [R, D] */
+    const float *norm;      /* [D] attn_norm */
+    float eps, lora_eps;    /* of norm; of q_a_norm and kv_a_norm */
+    const hd_weight *q;     /* [H*(n_nope+n_rope), D]; NULL when the three below are used */
+    const hd_weight *q_a;   /* [q_lora, D] */
+    const float *q_a_norm;  /* [q_lora] */
+    const hd_weight *q_b;   /* [H*(n_nope+n_rope), q_lora] */
+    const hd_weight *kv_a;  /* [n_c+n_rope, D] */
+    const float *kv_a_norm; /* [n_c] */
+    const float *rope_cs;   /* [position, n_rope/2, 2] cos and sin, YaRN factor included */
+    int d_model, n_head, n_nope, n_rope, n_c;
+    enum hd_format kv_format; /* F32, F16 or BF16 */
+    void *cache;  /* [n_page*page_tok, n_c+n_rope] this layer: normed latent, rotated key */
+    float *q_out; /* [R, H, n_nope+n_rope] rope part rotated (interleaved pairs) */
+};
+
+struct hd_op_mla_attn {
+    const hd_batch *batch;
+    const float *q; /* [R, H, n_nope+n_rope] */
+    enum hd_format kv_format;
+    const void *cache;    /* [n_page*page_tok, n_c+n_rope] this layer */
+    const hd_weight *k_b; /* n_mat = H of [n_c, n_nope]: q'[j] = dot(k_b row j, q_nope) */
+    const hd_weight *v_b; /* n_mat = H of [n_v, n_c]:    o[i]  = dot(v_b row i, u) */
+    int n_head, n_nope, n_rope, n_c, n_v;
+    float scale; /* (n_nope+n_rope)^-0.5 * YaRN mscale^2 */
+    float *out;  /* [R, H, n_v] */
+};
+
+struct hd_op_proj_add {
+    int n_row;
+    const float *a;     /* [R, w->n_in] */
+    const hd_weight *w; /* [D, n_in] */
+    float *x;           /* [R, D] in and out */
+};
+
+struct hd_op_ffn {
+    int n_row, d_model;
+    const float *norm; /* [D] */
+    float eps;
+    const hd_weight *gate, *up; /* [F, D] */
+    const hd_weight *down;      /* [D, F] */
+    float *x;                   /* [R, D] in and out */
+};
+
+enum hd_gating { HD_GATING_SOFTMAX = 1, HD_GATING_SIGMOID = 2 };
+/* How a group of experts is scored: its largest score (V2), or the sum of its two largest (V3). */
+enum hd_group_rule { HD_GROUP_MAX, HD_GROUP_TOP2_SUM };
+
+struct hd_op_route {
+    int n_row, d_model;
+    const float *x;    /* [R, D] */
+    const float *norm; /* [D] ffn_norm */
+    float eps;
+    const hd_weight *router; /* [E, D]; computed in float32 */
+    const float *bias;       /* [E] added for selection only; NULL: none */
+    enum hd_gating gating;
+    enum hd_group_rule group_rule;
+    int n_expert, n_used, n_group, n_group_used; /* n_group 1: no groups */
+    bool normalise;                              /* weights divided by their sum + 1e-20 */
+    float scale;                                 /* then multiplied by this */
+    const int32_t *token;                        /* [R] for models that route by token id */
+    float *normed;                               /* [R, D] out: norm(x), input of moe */
+    int32_t *expert; /* [R, n_used] out, ascending; ties to the lower index */
+    float *weight;   /* [R, n_used] out */
+};
+
+struct hd_op_moe {
+    int n_row, d_model, n_used;
+    const float *normed;        /* [R, D] */
+    const int32_t *expert;      /* [R, n_used] ascending */
+    const float *weight;        /* [R, n_used] */
+    const hd_weight *gate, *up; /* n_mat = E of [F, D] */
+    const hd_weight *down;      /* n_mat = E of [D, F] */
+    const hd_weight *shared_gate, *shared_up,
+        *shared_down; /* [Fs, D], [Fs, D], [D, Fs]; NULL: none */
+    float *x;         /* [R, D] in and out: x + (sum over experts, ascending) + shared */
+};
+
+struct hd_op_head {
+    int n_out, d_model;
+    const int32_t *row; /* [n_out] rows of x */
+    const float *x;     /* [R, D] */
+    const float *norm;  /* [D] */
+    float eps;
+    const hd_weight *w; /* [V, D] */
+    float *logits;      /* [n_out, V] out */
+};
+
+#endif

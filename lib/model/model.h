@@ -1,0 +1,103 @@
+/* A loaded model: hyper-parameters, bound weights, KV memory and the forward pass.
+ *
+ * An architecture is one file (deepseek2.c) and one row in registry.c; it is straight-line C over
+ * block ops and never knows which backend runs it. Canonical names and hyper-parameters are GGUF's;
+ * hf.c translates a Hugging Face checkpoint. Weights are checked against the expected shape when
+ * bound; after that no string is looked up. Thread: open anywhere, forward by one thread. */
+#ifndef HD_MODEL_MODEL_H
+#define HD_MODEL_MODEL_H
+
+#include "base/batch.h"
+#include "dev/dev.h"
+#include "file/checkpoint.h"
+
+/* Hyper-parameters of every architecture, in one struct; absent ones are 0. */
+typedef struct hd_hparams {
+    char arch[32]; /* GGUF architecture: "deepseek2" */
+    char name[96]; /* general.name */
+    int n_layer, n_ctx, d_model, n_vocab, d_ff;
+    int n_head, n_head_kv;
+    float rms_eps, lora_eps;
+    int q_lora, n_c, n_nope, n_rope, n_v; /* MLA: kv_lora_rank n_c, head parts */
+    float rope_base;
+    bool is_yarn;
+    float yarn_factor, yarn_beta_fast, yarn_beta_slow, yarn_mscale, yarn_mscale_all;
+    int yarn_orig_ctx;
+    int n_dense_layer; /* leading layers with a dense feed-forward */
+    int n_expert, n_expert_used, n_expert_shared, d_expert, n_group, n_group_used;
+    enum hd_gating gating;
+    enum hd_group_rule group_rule;
+    bool expert_normalise;
+    float expert_scale;
+    int32_t bos, eos, pad; /* -1: none */
+} hd_hparams;
+
+/* Reads and validates them from GGUF keys or config.json. HD_E_UNSUPPORTED names an architecture
+ * or feature that is not built; HD_E_CORRUPT names the key, expected and found. */
+HD_MUST_CHECK hd_status hd_hparams_read(const hd_checkpoint *c, hd_hparams *out);
+
+/* KV bytes one token takes over all layers. */
+size_t hd_hparams_kv_bytes(const hd_hparams *hp, enum hd_format kv_format);
+
+typedef struct hd_model_options {
+    int n_row_max, n_seq_max, n_out_max; /* largest batch */
+    int n_pos_max;                       /* longest sequence (effective context) */
+    int n_page, page_tok;                /* KV pool */
+    enum hd_format kv_format;            /* F32, F16 or BF16 */
+} hd_model_options;
+
+typedef struct hd_model hd_model;
+
+/* c and dev are borrowed and must outlive the model (weights may be read from the mapping).
+ * on_progress (may be NULL) is told weights bound and weights in all. */
+HD_MUST_CHECK hd_status hd_model_open(const hd_checkpoint *c, const hd_dev *dev,
+                                      const hd_model_options *o,
+                                      void (*on_progress)(void *user, int done, int all),
+                                      void *user, hd_model **out);
+void hd_model_close(hd_model *m); /* accepts NULL */
+
+const hd_hparams *hd_model_hparams(const hd_model *m);
+uint64_t hd_model_weight_bytes(const hd_model *m);
+uint64_t hd_model_kv_bytes(const hd_model *m);        /* the whole pool */
+uint64_t hd_model_workspace_bytes(const hd_model *m); /* activations and logits */
+
+/* Computes the batch: writes KV of every row and logits of every out_row. Returns
+ * [b->n_out, n_vocab] float32, valid until the next forward. Allocates nothing. */
+const float *hd_model_forward(hd_model *m, const hd_batch *b);
+
+/* Prints the operator plan (op, weight format, kernel), one line an op and layer range. */
+void hd_model_plan_text(const hd_model *m, hd_buf *b);
+
+/* ---- Translation: the tensors a checkpoint yields under canonical names (canon.c, hf.c) ---- */
+
+/* How a canonical tensor comes from the file's tensors. */
+enum hd_canon_kind {
+    HD_CANON_PLAIN, /* src[0] as it is */
+    HD_CANON_STACK, /* n_src tensors [n_out, n_in] stacked: experts */
+    HD_CANON_K_B,   /* from kv_b: per head the n_nope rows, transposed */
+    HD_CANON_V_B,   /* from kv_b: per head the n_v rows */
+};
+typedef struct hd_canon_tensor {
+    char name[64];
+    enum hd_canon_kind kind;
+    enum hd_format format; /* as stored in the file */
+    int n_dim;
+    int64_t ne[4]; /* GGUF order */
+    const hd_file_tensor **src;
+    int n_src;
+} hd_canon_tensor;
+
+typedef struct hd_canon hd_canon;
+/* Lists every tensor the architecture needs, by canonical name; HD_E_CORRUPT names one that is
+ * missing or has another shape (expected, found). c and hp are borrowed. */
+HD_MUST_CHECK hd_status hd_canon_new(const hd_checkpoint *c, const hd_hparams *hp, hd_canon **out);
+void hd_canon_free(hd_canon *k);
+size_t hd_canon_count(const hd_canon *k);
+const hd_canon_tensor *hd_canon_at(const hd_canon *k, size_t ix);
+const hd_canon_tensor *hd_canon_find(const hd_canon *k, const char *name);
+/* Matrix `ix` of the tensor (its ne[2] index; 0 for 2-D) as stored bytes: a pointer into the
+ * mapping when it lies there as wanted, else copied into scratch (ne[0]*ne[1] elements of its
+ * format). */
+const void *hd_canon_matrix(const hd_canon *k, const hd_canon_tensor *t, int ix, void *scratch);
+
+#endif

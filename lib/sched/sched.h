@@ -1,0 +1,110 @@
+/* The scheduler: which tokens of which sequences are computed next. Pure decisions on integers.
+ *
+ * No device, model, text or wall clock: time comes as an argument, tokens as numbers, so the
+ * simulator runs this very code. A step is plan, (the model runs), commit, then the engine appends
+ * each sampled token or finishes its sequence:
+ *
+ *     while (hd_sched_plan(s, now, batch) > 0) {
+ *         run(batch);                                    // or hd_sched_abandon(s, batch)
+ *         hd_sched_commit(s, batch);                     // KV of the rows exists now
+ *         for each output i of batch:                    // i-th out_row belongs to
+ *             hd_seq *q = hd_sched_out_seq(s, batch, i);
+ *             hd_sched_append(s, q, token) or hd_sched_finish(s, q);
+ *     }
+ *
+ * Policy: continuous batching. Decoding rows first, then prompt chunks under the token budget;
+ * first come first served within a priority; a sequence that finds no page preempts the youngest,
+ * lowest-priority one (recompute). A prompt is matched against the prefix index when admitted; when
+ * a running sequence is about to compute pages that a waiting one needs, the waiting one waits for
+ * them. Owner: the engine thread. Allocates only in hd_sched_new and hd_seq_new. */
+#ifndef HD_SCHED_SCHED_H
+#define HD_SCHED_SCHED_H
+
+#include "base/batch.h"
+#include "base/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct hd_sched hd_sched;
+typedef struct hd_seq hd_seq;
+
+typedef struct hd_sched_config {
+    int n_seq_max;         /* running sequences */
+    int n_row_max;         /* token budget of a step (max_num_batched_tokens) */
+    int chunk_max;         /* prompt tokens of one sequence in a step; 0: the budget */
+    bool chunked;          /* false: a prompt is computed in one step or not at all */
+    int n_queue_max;       /* waiting sequences */
+    int64_t queue_tok_max; /* prompt tokens of waiting sequences; 0: no bound */
+    int n_pos_max;         /* longest sequence */
+    int n_page, page_tok;
+    bool prefix_cache;
+    bool exact;         /* determinism level 2: absorbed everywhere */
+    int expand_min;     /* prompt tokens to compute from which the expanded form pays */
+    uint64_t model_key; /* starts every fingerprint chain: weights, KV type, rope settings */
+} hd_sched_config;
+
+typedef struct hd_seq_spec {
+    uint64_t id;
+    const int32_t *prompt; /* copied; n_prompt >= 1 */
+    int n_prompt;
+    int n_new_max; /* tokens to generate at most, >= 1 */
+    int priority;  /* lower is sooner, as vLLM's */
+    uint64_t salt; /* tenant salt of the fingerprint chain; 0: shared */
+    void *user;
+} hd_seq_spec;
+
+enum hd_seq_state { HD_SEQ_WAITING, HD_SEQ_RUNNING, HD_SEQ_DONE };
+
+hd_sched *hd_sched_new(const hd_sched_config *c);
+void hd_sched_free(hd_sched *s);
+
+/* Makes a sequence, with all memory it will ever need (any thread). hd_seq_free only before submit
+ * or after hd_sched_finish. */
+hd_seq *hd_seq_new(const hd_sched_config *c, const hd_seq_spec *spec);
+void hd_seq_free(hd_seq *q);
+
+/* HD_E_CONTEXT: can never fit (names the limit and what was asked). HD_E_BUSY: the queue is full.
+ * On success the scheduler holds the sequence until hd_sched_finish. */
+HD_MUST_CHECK hd_status hd_sched_submit(hd_sched *s, hd_seq *q, int64_t now_ns);
+/* Whether a sequence of this size could ever fit; any thread. */
+HD_MUST_CHECK hd_status hd_sched_fits(const hd_sched_config *c, int n_prompt, int n_new_max);
+
+/* Fills the batch (cleared first); returns its rows: 0 when nothing can or needs to run. */
+int hd_sched_plan(hd_sched *s, int64_t now_ns, hd_batch *b);
+void hd_sched_commit(hd_sched *s, const hd_batch *b);
+/* The step failed: its rows do not count as computed. */
+void hd_sched_abandon(hd_sched *s, const hd_batch *b);
+hd_seq *hd_sched_seq_at(hd_sched *s, const hd_batch *b, int seq_ix); /* seq_ix in [0, n_seq) */
+hd_seq *hd_sched_out_seq(hd_sched *s, const hd_batch *b, int out_ix);
+/* Appends a generated token to a sequence whose last token was just computed. */
+void hd_sched_append(hd_sched *s, hd_seq *q, int32_t token);
+/* Ends a sequence in any state (finished, cancelled, failed): its pages are released. */
+void hd_sched_finish(hd_sched *s, hd_seq *q);
+
+typedef struct hd_sched_stats {
+    int n_waiting, n_running, n_page, n_page_free, n_page_cached, n_page_used;
+    int64_t waiting_tok;
+    uint64_t n_preempt, recomputed_tok;
+    uint64_t prompt_tok, hit_tok; /* over admitted sequences, first admission only */
+} hd_sched_stats;
+void hd_sched_get_stats(const hd_sched *s, hd_sched_stats *out);
+/* Forgets every cached prefix that is not in use. */
+void hd_sched_drop_cache(hd_sched *s);
+
+uint64_t hd_seq_id(const hd_seq *q);
+void *hd_seq_user(const hd_seq *q);
+enum hd_seq_state hd_seq_get_state(const hd_seq *q);
+int hd_seq_n_prompt(const hd_seq *q);
+int hd_seq_n_tok(const hd_seq *q); /* prompt and generated */
+int hd_seq_n_new_max(const hd_seq *q);
+const int32_t *hd_seq_tokens(const hd_seq *q); /* [n_tok] */
+int hd_seq_n_hit(const hd_seq *q);             /* prompt tokens reused at first admission */
+int hd_seq_n_computed(const hd_seq *q);        /* positions whose KV exists */
+int64_t hd_seq_admitted_ns(const hd_seq *q);   /* first admission, or -1 */
+
+/* Asserts every invariant: reference counts equal uses, no page twice in a sequence, counts add up,
+ * every index entry's page holds the tokens it is keyed by. */
+void hd_sched_check(const hd_sched *s);
+
+#endif

@@ -1,0 +1,39 @@
+/* Chat encodings: messages to token ids, one table row per DeepSeek generation.
+ *
+ * Markup becomes its added token; a message's own text is always encoded as plain text, so nobody
+ * forges a turn by typing <｜User｜>. Adjacent plain pieces are joined before encoding, so the ids
+ * equal those of the official template wherever the text holds no markup. */
+#ifndef HD_TEXT_CHAT_H
+#define HD_TEXT_CHAT_H
+
+#include "text/tokenizer.h"
+
+enum hd_role { HD_ROLE_SYSTEM, HD_ROLE_USER, HD_ROLE_ASSISTANT, HD_ROLE_TOOL };
+
+typedef struct hd_message {
+    enum hd_role role;
+    hd_str content;
+} hd_message;
+
+typedef struct hd_chat_encoding hd_chat_encoding;
+
+/* By name ("deepseek_v3.1"); NULL when there is none. */
+const hd_chat_encoding *hd_chat_by_name(const char *name);
+/* The one that fits the tokenizer's added tokens. */
+const hd_chat_encoding *hd_chat_for(const hd_tokenizer *t);
+const char *hd_chat_name(const hd_chat_encoding *e);
+bool hd_chat_can_think(const hd_chat_encoding *e);
+
+/* Appends the prompt's ids, bos included. When the last message is an assistant message with
+ * continue_final it is left open (no end token) and generation continues it; otherwise the
+ * generation prefix is written. *in_reasoning: whether the output begins inside reasoning.
+ * HD_E_INVALID names the message that cannot be encoded (index and role). */
+typedef struct hd_chat_options {
+    bool thinking;
+    bool continue_final;
+} hd_chat_options;
+HD_MUST_CHECK hd_status hd_chat_encode(const hd_chat_encoding *e, const hd_tokenizer *t,
+                                       const hd_message *m, size_t n_message,
+                                       const hd_chat_options *o, hd_ids *out, bool *in_reasoning);
+
+#endif

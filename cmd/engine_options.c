@@ -1,0 +1,58 @@
+/* hd_engine_config from the parsed options, and the progress bar. */
+#include "base/clock.h"
+#include "cmd/command.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+void hd_progress(void *unused, const char *what, double done) {
+    (void)unused;
+    enum { width = 30 };
+    static int64_t last_ns;
+    static bool is_shown;
+    if (!isatty(STDERR_FILENO)) return;
+    int64_t now = hd_now_ns();
+    if (done < 1 && now - last_ns < 50000000) return;
+    last_ns = now;
+    if (done >= 1) {
+        if (is_shown) fprintf(stderr, "\r\033[K");
+        is_shown = false;
+        return;
+    }
+    char bar[width + 1];
+    int full = (int)(done * width);
+    for (int i = 0; i < width; i++) bar[i] = i < full ? '#' : '.';
+    bar[width] = 0;
+    fprintf(stderr, "\r\033[K%s [%s] %3.0f%%", what, bar, 100 * done);
+    is_shown = true;
+}
+
+static int smaller_nonzero(int a, int b) {
+    if (a == 0 || b == 0) return a + b;
+    return a < b ? a : b;
+}
+
+void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c) {
+    hd_engine_config_init(c);
+    c->model = o->model;
+    c->served_name = o->served_model_name;
+    c->backend = o->backend;
+    c->isa = o->isa;
+    c->n_thread = o->threads;
+    c->max_model_len = smaller_nonzero(o->max_model_len, o->max_attention_window_size);
+    c->max_num_seqs = o->max_num_seqs;
+    c->max_num_batched_tokens = o->max_num_batched_tokens;
+    c->context_chunk_size = o->context_chunk_size;
+    c->enable_chunked_context = o->enable_chunked_context;
+    c->block_size = o->block_size;
+    c->max_tokens_in_paged_kv_cache = o->max_tokens_in_paged_kv_cache;
+    c->kv_cache_free_mem_fraction = o->kv_cache_free_mem_fraction;
+    c->kv_cache_dtype = o->kv_cache_dtype;
+    c->enable_prefix_caching = o->enable_prefix_caching;
+    c->exact = o->exact;
+    c->max_num_queued_reqs = o->max_num_queued_reqs;
+    c->max_num_queued_tokens = o->max_num_queued_tokens;
+    c->tokenizer = o->tokenizer;
+    c->chat_encoding = o->chat_encoding;
+    c->on_progress = hd_progress;
+}

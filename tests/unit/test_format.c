@@ -1,0 +1,199 @@
+/* quant: number conversions against exact definitions, and Q8_0's bytes. */
+#include "support/check.h"
+
+#include "quant/format.h"
+
+#include <math.h>
+#include <string.h>
+
+static uint32_t bits_of(float f) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return u;
+}
+
+static float float_of(uint32_t u) {
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+/* What a finite f16 means, by its definition. */
+static double f16_meaning(uint16_t h) {
+    int exp = h >> 10 & 31, frac = h & 0x3FF;
+    double m = exp ? ldexp(1024 + frac, exp - 25) : ldexp(frac, -24);
+    return h & 0x8000 ? -m : m;
+}
+
+static void every_f16_decodes_and_returns(void **state) {
+    (void)state;
+    for (uint32_t h = 0; h < 0x10000; h++) {
+        float f = hd_f16_to_f32((uint16_t)h);
+        if ((h >> 10 & 31) == 31) {
+            assert_true((h & 0x3FF) ? isnan(f) : isinf(f));
+        } else {
+            assert_true((double)f == f16_meaning((uint16_t)h));
+            assert_int_equal(signbit(f) != 0, h >> 15);
+        }
+        /* A signalling NaN comes back quiet. */
+        uint16_t want = isnan(f) ? (uint16_t)(h | 0x200) : (uint16_t)h;
+        assert_int_equal(hd_f32_to_f16(f), want);
+    }
+}
+
+/* Rounding between neighbours h and h + 1: below, at and above the middle. */
+static void f16_rounds_to_nearest_even(void **state) {
+    (void)state;
+    for (uint32_t h = 0; h < 0x7BFF; h++) {
+        double a = f16_meaning((uint16_t)h), b = f16_meaning((uint16_t)(h + 1));
+        float mid = (float)((a + b) / 2); /* exact */
+        uint16_t even = (uint16_t)(h & 1 ? h + 1 : h);
+        assert_int_equal(hd_f32_to_f16(mid), even);
+        assert_int_equal(hd_f32_to_f16(nextafterf(mid, 0)), h);
+        assert_int_equal(hd_f32_to_f16(nextafterf(mid, INFINITY)), h + 1);
+        assert_int_equal(hd_f32_to_f16(-mid), even | 0x8000);
+    }
+    assert_int_equal(hd_f32_to_f16(65504.0f), 0x7BFF);
+    assert_int_equal(hd_f32_to_f16(nextafterf(65520.0f, 0)), 0x7BFF);
+    assert_int_equal(hd_f32_to_f16(65520.0f), 0x7C00);
+    assert_int_equal(hd_f32_to_f16(-INFINITY), 0xFC00);
+    assert_int_equal(hd_f32_to_f16(1e-30f), 0);
+}
+
+static void bf16_rounds_to_nearest_even(void **state) {
+    (void)state;
+    for (uint32_t h = 0; h < 0x10000; h++) {
+        float f = hd_bf16_to_f32((uint16_t)h);
+        assert_int_equal(bits_of(f), h << 16);
+        if (isnan(f)) {
+            assert_true(isnan(hd_bf16_to_f32(hd_f32_to_bf16(f))));
+            continue;
+        }
+        assert_int_equal(hd_f32_to_bf16(f), h);
+        if (isinf(f)) continue;
+        assert_int_equal(hd_f32_to_bf16(float_of(h << 16 | 0x7FFF)), h);
+        assert_int_equal(hd_f32_to_bf16(float_of(h << 16 | 0x8000)), h + (h & 1));
+        assert_int_equal(hd_f32_to_bf16(float_of(h << 16 | 0x8001)), h + 1);
+    }
+    /* A NaN whose payload lies in the lower half only must not become infinity. */
+    assert_true(isnan(hd_bf16_to_f32(hd_f32_to_bf16(float_of(0x7F800001)))));
+}
+
+/* Bytes written by ggml's quantize_row_q8_0_ref's rule, worked by hand: amax 254, d 2. */
+static void q8_0_known_block(void **state) {
+    (void)state;
+    float x[32] = {254, -254, 1, -1, 0.99f, 3, -3, 5, 2, 0};
+    unsigned char b[34];
+    const hd_format_info *q = hd_format_get(HD_Q8_0);
+    q->encode(x, b, 32);
+    const unsigned char want[] = {0x00, 0x40, 127, 129, 1, 255, 0, 2, 254, 3, 1, 0};
+    assert_memory_equal(b, want, sizeof want);
+    float y[32];
+    q->decode(b, y, 32);
+    assert_true(y[0] == 254 && y[1] == -254 && y[2] == 2 && y[3] == -2 && y[4] == 0 && y[7] == 6);
+}
+
+/* q comes from the unrounded scale: with amax 1, d = 1/127 is not an f16, and 0.5 * 127 = 63.5
+ * rounds away from zero to 64 (the rounded scale would give 63). */
+static void q8_0_uses_the_unrounded_scale(void **state) {
+    (void)state;
+    float x[32] = {1, 0.5f, -0.5f};
+    unsigned char b[34];
+    hd_format_get(HD_Q8_0)->encode(x, b, 32);
+    uint16_t d;
+    memcpy(&d, b, 2);
+    assert_int_equal(d, hd_f32_to_f16(1.0f / 127));
+    assert_int_equal((int8_t)b[3], (int)roundf(0.5f * (1 / (1.0f / 127))));
+    assert_int_equal((int8_t)b[4], -(int8_t)b[3]);
+}
+
+static void q8_0_survives_odd_input(void **state) {
+    (void)state;
+    const hd_format_info *q = hd_format_get(HD_Q8_0);
+    float x[32] = {0}, y[32];
+    unsigned char b[34];
+    q->encode(x, b, 32);
+    for (int i = 0; i < 34; i++) assert_int_equal(b[i], 0);
+    x[0] = 1e-40f; /* 1/d is infinite */
+    x[1] = NAN;
+    q->encode(x, b, 32);
+    q->decode(b, y, 32);
+    assert_true(y[0] == 0 && y[31] == 0);
+    x[2] = INFINITY;
+    q->encode(x, b, 32);
+    q->decode(b, y, 32);
+    assert_true(isfinite(y[2]) == 0);
+}
+
+/* Relative RMS of Q8_0 on Gaussian-like data: about 0.4 % (reference sheet, section 5). */
+static void q8_0_error_is_small(void **state) {
+    (void)state;
+    enum { n = 32 * 256 };
+    static float x[n], y[n];
+    static unsigned char b[n / 32 * 34];
+    uint32_t seed = 1;
+    for (int i = 0; i < n; i++) {
+        float s = 0;
+        for (int k = 0; k < 12; k++) {
+            seed = seed * 1664525u + 1013904223u;
+            s += (float)(seed >> 8) * 0x1p-24f;
+        }
+        x[i] = s - 6;
+    }
+    const hd_format_info *q = hd_format_get(HD_Q8_0);
+    q->encode(x, b, n);
+    q->decode(b, y, n);
+    double err = 0, all = 0;
+    for (int i = 0; i < n; i++) {
+        err += (double)(x[i] - y[i]) * (x[i] - y[i]);
+        all += (double)x[i] * x[i];
+    }
+    double rms = sqrt(err / all);
+    assert_true(rms > 0.002 && rms < 0.008);
+}
+
+static void unaligned_bytes_are_fine(void **state) {
+    (void)state;
+    float x[64], y[65 + 1];
+    for (int i = 0; i < 64; i++) x[i] = (float)(i - 30) * 0.25f;
+    for (int f = 0; f < HD_FORMAT_COUNT; f++) {
+        const hd_format_info *i = hd_format_get((enum hd_format)f);
+        unsigned char b[64 * 4 + 1];
+        i->encode(x, b + 1, 64);
+        i->decode(b + 1, y, 64);
+        for (int k = 0; k < 64; k++) assert_true(fabsf(x[k] - y[k]) <= 0.05f);
+    }
+}
+
+static void names_and_ids(void **state) {
+    (void)state;
+    enum hd_format f;
+    assert_ok(hd_format_by_name("bf16", &f));
+    assert_int_equal(f, HD_BF16);
+    assert_ok(hd_format_by_name("Q8_0", &f));
+    assert_int_equal(f, HD_Q8_0);
+    assert_ok(hd_format_by_gguf_id(30, &f));
+    assert_int_equal(f, HD_BF16);
+    assert_int_equal(hd_format_by_name("q9_z", &f), HD_E_UNSUPPORTED);
+    assert_non_null(strstr(hd_error_text(), "q9_z"));
+    assert_non_null(strstr(hd_error_text(), "F32, F16, Q8_0, BF16"));
+    assert_int_equal(hd_format_by_gguf_id(999, &f), HD_E_UNSUPPORTED);
+    assert_non_null(strstr(hd_error_text(), "999"));
+    assert_int_equal(hd_format_bytes(HD_Q8_0, 64), 68);
+    assert_int_equal(hd_format_bytes(HD_F32, 3), 12);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_f16_decodes_and_returns),
+        cmocka_unit_test(f16_rounds_to_nearest_even),
+        cmocka_unit_test(bf16_rounds_to_nearest_even),
+        cmocka_unit_test(q8_0_known_block),
+        cmocka_unit_test(q8_0_uses_the_unrounded_scale),
+        cmocka_unit_test(q8_0_survives_odd_input),
+        cmocka_unit_test(q8_0_error_is_small),
+        cmocka_unit_test(unaligned_bytes_are_fine),
+        cmocka_unit_test(names_and_ids),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -19,7 +19,7 @@ void hd_batch_init(hd_batch *b, int n_row_max, int n_seq_max, int n_page_max, in
     b->seq_row0 = hd_alloc_zero(n_seq + 1, sizeof *b->seq_row0);
     b->seq_page0 = hd_alloc_zero(n_seq + 1, sizeof *b->seq_page0);
     b->page = hd_alloc_zero(n_page, sizeof *b->page);
-    b->out_row = hd_alloc_zero(n_seq, sizeof *b->out_row);
+    b->out_row = hd_alloc_zero(n_row, sizeof *b->out_row);
 }
 
 void hd_batch_fini(hd_batch *b) {
@@ -56,7 +56,7 @@ static void check_seq(const hd_batch *b, int s) {
 
 void hd_batch_check(const hd_batch *b) {
     HD_ASSERT(b->n_row <= b->n_row_max && b->n_seq <= b->n_seq_max);
-    HD_ASSERT(b->n_page <= b->n_page_max && b->n_out <= b->n_seq);
+    HD_ASSERT(b->n_page <= b->n_page_max && b->n_out <= b->n_row);
     HD_ASSERT(b->seq_row0[0] == 0 && b->seq_page0[0] == 0);
     for (int s = 0; s < b->n_seq; s++) check_seq(b, s);
     HD_ASSERT(b->seq_row0[b->n_seq] == b->n_row && b->seq_page0[b->n_seq] == b->n_page);

@@ -24,15 +24,15 @@ typedef struct hd_batch {
     int32_t *row_seq; /* [n_row] index into the sequence arrays */
     int32_t *kv_row; /* [n_row] cache row this token's KV is written to: page * page_tok + offset */
     uint8_t *form;   /* [n_row] enum hd_mla_form */
-    int32_t *seq_slot;                    /* [n_seq] the scheduler's slot of the sequence */
-    int32_t *seq_row0;                    /* [n_seq + 1] first row of each sequence */
-    int32_t *seq_page0;                   /* [n_seq + 1] first entry of each sequence in page[] */
-    int32_t *page;                        /* [n_page] page ids */
-    int32_t *out_row;                     /* [n_out] rows whose logits are wanted, ascending */
+    int32_t *seq_slot;  /* [n_seq] the scheduler's slot of the sequence */
+    int32_t *seq_row0;  /* [n_seq + 1] first row of each sequence */
+    int32_t *seq_page0; /* [n_seq + 1] first entry of each sequence in page[] */
+    int32_t *page;      /* [n_page] page ids */
+    int32_t *out_row;   /* [n_out] rows whose logits are wanted, ascending; room for n_row_max */
     int n_row_max, n_seq_max, n_page_max; /* room */
 } hd_batch;
 
-/* Allocates the arrays once (at most one output row a sequence). */
+/* Allocates the arrays once. */
 void hd_batch_init(hd_batch *b, int n_row_max, int n_seq_max, int n_page_max, int page_tok);
 void hd_batch_fini(hd_batch *b);
 void hd_batch_clear(hd_batch *b);

@@ -40,6 +40,9 @@ typedef struct hd_dev_ops {
     /* Optional (NULL): repack a weight for this device, filling w->prepared. release undoes it. */
     hd_status (*prepare)(void *ctx, hd_weight *w);
     void (*release)(void *ctx, hd_weight *w);
+    /* Optional (NULL): name of the kernel that an op uses for weights of this format, for the plan
+     * that people read. */
+    const char *(*kernel)(void *ctx, enum hd_op op, enum hd_format f);
 #define HD_OP(name, what) void (*name)(void *ctx, const struct hd_op_##name *args);
 #include "dev/op.def"
 #undef HD_OP

@@ -1,0 +1,109 @@
+/* Inside of lib/model: what an architecture declares, and what a loaded model holds.
+ *
+ * An architecture is one row of registry.c: a name, the weight slots it reads, its KV kinds, a plan
+ * (memory for the largest batch) and a forward pass. Everything else (binding, KV memory, rope
+ * tables, the plan's text) is common and knows no architecture. Owner: hd_model_open's caller. */
+#ifndef HD_MODEL_ARCH_H
+#define HD_MODEL_ARCH_H
+
+#include "base/mem.h"
+#include "model/model.h"
+
+enum hd_slot_kind {
+    HD_SLOT_VECTOR, /* const float *: decoded to float32, owned by the model */
+    HD_SLOT_MATRIX, /* const hd_weight *: as stored, read from the mapping where that is possible */
+};
+
+/* A weight that an architecture reads, and where its pointer goes. */
+typedef struct hd_slot {
+    const char *suffix; /* canonical name; of a layer's weight what follows "blk.N." */
+    enum hd_slot_kind kind;
+    enum hd_op op; /* the op that reads it: its format must be supported there */
+    size_t offset; /* of the pointer in the architecture's globals or layer struct */
+    /* Whether this layer has it (NULL: every layer); layer is -1 for globals. */
+    bool (*when)(const hd_hparams *hp, int layer);
+    bool is_optional; /* stays NULL when the checkpoint has none */
+} hd_slot;
+
+/* One kind of cache row that every layer keeps for each token (V3: one; GQA: keys and values). */
+typedef struct hd_kv_kind {
+    const char *name;
+    int row_elems;
+} hd_kv_kind;
+enum { HD_KV_KIND_MAX = 4 };
+
+typedef struct hd_arch {
+    const char *name; /* GGUF architecture */
+    const hd_slot *global_slot, *layer_slot;
+    size_t n_global_slot, n_layer_slot;
+    size_t global_bytes, layer_bytes; /* structs that hold the pointers */
+    int (*kv_kinds)(const hd_hparams *hp, hd_kv_kind out[HD_KV_KIND_MAX]);
+    /* Fills in the device limits and takes the workspace of the largest batch. */
+    hd_status (*plan)(hd_model *m);
+    const float *(*forward)(hd_model *m, const hd_batch *b);
+} hd_arch;
+
+/* NULL when there is none of that name. */
+const hd_arch *hd_arch_find(const char *name);
+
+/* A bound matrix and where it belongs (a list, for prepare, release and the plan's text). */
+struct hd_bound {
+    hd_weight weight;
+    const hd_slot *slot;
+    int layer; /* -1: global */
+    struct hd_bound *next;
+};
+/* Memory to give back at close: host (matrices that had to be copied) or device. */
+struct hd_held {
+    void *ptr;
+    bool is_device;
+    struct hd_held *next;
+};
+
+struct hd_model {
+    hd_hparams hp;
+    hd_model_options opt;
+    hd_dev dev;
+    const hd_arch *arch;
+    hd_arena *arena;   /* slots, weight descriptors, decoded vectors */
+    hd_canon *canon;   /* borrowed by nothing after open, but it owns STACK source lists */
+    void *global;      /* arch->global_bytes */
+    char *layer;       /* [n_layer] arch->layer_bytes */
+    const float *rope; /* [n_pos_max, n_rope/2, 2] cos and sin */
+    struct hd_bound *bound, **bound_end;
+    struct hd_held *held;
+    int n_kv_kind;
+    struct {
+        hd_kv_kind kind;
+        char *base;
+        size_t layer_bytes;
+    } kv[HD_KV_KIND_MAX];
+    void *work; /* the architecture's workspace struct, in the arena */
+    uint64_t weight_bytes, kv_bytes, workspace_bytes;
+};
+
+/* Binds every slot (weights.c). HD_E_UNSUPPORTED names op, tensor, format and device. */
+HD_MUST_CHECK hd_status hd_weights_bind(hd_model *m,
+                                        void (*on_progress)(void *user, int done, int all),
+                                        void *user);
+void hd_weights_release(hd_model *m);
+
+/* Device memory that lives as long as the model, counted as workspace: n_elem zeroed elements. */
+HD_MUST_CHECK hd_status hd_model_work(hd_model *m, size_t n_elem, size_t elem_bytes, void **out);
+/* Cache rows of one kind and layer: [n_page * page_tok, row_elems]. */
+void *hd_model_kv(const hd_model *m, int kind, int layer);
+
+/* ---- rotary positions (rope.c) ---- */
+
+enum { HD_ROPE_PAIR_MAX = 512 }; /* n_rope/2 at most; hd_model_open refuses more */
+
+/* Inverse frequencies [n_rope/2] in float32, YaRN applied (arXiv 2309.00071, section 3.2). */
+void hd_rope_inv_freq(const hd_hparams *hp, float *inv_freq);
+/* YaRN's magnitude 0.1 m ln(s) + 1; 1 when s <= 1. */
+double hd_rope_mscale(double factor, double m);
+/* cs [n_pos, n_rope/2, 2]: cos and sin of position * inv_freq, times the YaRN factor. */
+void hd_rope_table(const hd_hparams *hp, int n_pos, float *cs);
+/* (n_nope + n_rope)^-0.5, times mscale(factor, mscale_all)^2 under YaRN. */
+float hd_rope_softmax_scale(const hd_hparams *hp);
+
+#endif

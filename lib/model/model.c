@@ -1,0 +1,149 @@
+/* Opening and closing a model, its KV memory, and the checks in front of a forward pass. */
+#include "model/arch.h"
+
+static hd_status check_options(const hd_hparams *hp, const hd_model_options *o) {
+    const struct {
+        const char *name;
+        int value;
+    } positive[] = {
+        {"n_row_max", o->n_row_max}, {"n_seq_max", o->n_seq_max}, {"n_out_max", o->n_out_max},
+        {"n_pos_max", o->n_pos_max}, {"n_page", o->n_page},       {"page_tok", o->page_tok},
+    };
+    for (size_t i = 0; i < HD_COUNT_OF(positive); i++)
+        if (positive[i].value < 1)
+            return HD_FAIL(INVALID, "model option %s: expected at least 1, found %d",
+                           positive[i].name, positive[i].value);
+    if (o->n_pos_max > hp->n_ctx)
+        return HD_FAIL(CONTEXT, "sequence length %d: the model has %d positions", o->n_pos_max,
+                       hp->n_ctx);
+    if ((int64_t)o->n_page * o->page_tok > INT32_MAX)
+        return HD_FAIL(INVALID, "%d pages of %d tokens: at most %d tokens", o->n_page, o->page_tok,
+                       INT32_MAX);
+    if (hp->n_rope % 2 || hp->n_rope / 2 > HD_ROPE_PAIR_MAX)
+        return HD_FAIL(UNSUPPORTED, "rope dimension %d: expected an even number up to %d",
+                       hp->n_rope, 2 * HD_ROPE_PAIR_MAX);
+    return HD_OK;
+}
+
+static hd_status check_kv_format(const hd_model *m) {
+    enum hd_format f = m->opt.kv_format;
+    bool is_float = f == HD_F32 || f == HD_F16 || f == HD_BF16;
+    if (is_float && m->dev.ops->supports(m->dev.ctx, HD_OP_mla_attn, f)) return HD_OK;
+    return HD_FAIL(UNSUPPORTED, "op %s: KV cache: format %s is not supported by backend %s",
+                   hd_op_name(HD_OP_mla_attn), hd_format_get(f)->name, m->dev.ops->name);
+}
+
+static hd_status device_memory(hd_model *m, size_t n, size_t elem_bytes, void **out) {
+    *out = NULL;
+    if (n > SIZE_MAX / elem_bytes)
+        return HD_FAIL(NO_MEMORY, "%zu elements of %zu bytes overflow", n, elem_bytes);
+    HD_TRY(m->dev.ops->alloc(m->dev.ctx, n * elem_bytes, out));
+    struct hd_held *h = hd_arena_alloc(m->arena, sizeof *h);
+    *h = (struct hd_held){.ptr = *out, .is_device = true, .next = m->held};
+    m->held = h;
+    return HD_OK;
+}
+
+hd_status hd_model_work(hd_model *m, size_t n_elem, size_t elem_bytes, void **out) {
+    HD_TRY(device_memory(m, n_elem, elem_bytes, out));
+    m->workspace_bytes += (uint64_t)n_elem * elem_bytes;
+    return HD_OK;
+}
+
+static hd_status open_kv(hd_model *m) {
+    hd_kv_kind kind[HD_KV_KIND_MAX];
+    m->n_kv_kind = m->arch->kv_kinds(&m->hp, kind);
+    size_t n_row = (size_t)m->opt.n_page * (size_t)m->opt.page_tok;
+    for (int i = 0; i < m->n_kv_kind; i++) {
+        size_t row_bytes = hd_format_bytes(m->opt.kv_format, (size_t)kind[i].row_elems);
+        size_t layer_bytes = (n_row * row_bytes + 63) & ~(size_t)63;
+        void *base;
+        hd_status s = device_memory(m, (size_t)m->hp.n_layer, layer_bytes, &base);
+        if (s != HD_OK)
+            return hd_fail_context(s, "KV cache of %d pages of %d tokens (%s)", m->opt.n_page,
+                                   m->opt.page_tok, kind[i].name);
+        m->kv[i].kind = kind[i];
+        m->kv[i].base = base;
+        m->kv[i].layer_bytes = layer_bytes;
+        m->kv_bytes += (uint64_t)layer_bytes * (uint64_t)m->hp.n_layer;
+    }
+    return HD_OK;
+}
+
+void *hd_model_kv(const hd_model *m, int kind, int layer) {
+    return m->kv[kind].base + (size_t)layer * m->kv[kind].layer_bytes;
+}
+
+static hd_status open_rope(hd_model *m) {
+    void *cs;
+    HD_TRY(device_memory(m, (size_t)m->opt.n_pos_max * (size_t)m->hp.n_rope, sizeof(float), &cs));
+    hd_rope_table(&m->hp, m->opt.n_pos_max, cs);
+    m->rope = cs;
+    m->workspace_bytes += (uint64_t)m->opt.n_pos_max * (uint64_t)m->hp.n_rope * sizeof(float);
+    return HD_OK;
+}
+
+hd_status hd_model_open(const hd_checkpoint *c, const hd_dev *dev, const hd_model_options *o,
+                        void (*on_progress)(void *user, int done, int all), void *user,
+                        hd_model **out) {
+    *out = NULL;
+    hd_status s;
+    hd_model *m = hd_alloc_zero(1, sizeof *m);
+    m->opt = *o;
+    m->dev = *dev;
+    m->arena = hd_arena_new(64 << 10);
+    HD_TRY_OUT(hd_hparams_read(c, &m->hp));
+    m->arch = hd_arch_find(m->hp.arch);
+    if (!m->arch) {
+        s = HD_FAIL(UNSUPPORTED, "architecture %s has no forward pass", m->hp.arch);
+        goto out;
+    }
+    HD_TRY_OUT(check_options(&m->hp, o));
+    HD_TRY_OUT(check_kv_format(m));
+    HD_TRY_OUT(hd_canon_new(c, &m->hp, &m->canon));
+    HD_TRY_OUT(hd_weights_bind(m, on_progress, user));
+    HD_TRY_OUT(m->arch->plan(m));
+    HD_TRY_OUT(open_rope(m));
+    HD_TRY_OUT(open_kv(m));
+    *out = m;
+    return HD_OK;
+out:
+    hd_model_close(m);
+    return s;
+}
+
+void hd_model_close(hd_model *m) {
+    if (!m) return;
+    hd_weights_release(m);
+    for (struct hd_held *h = m->held; h; h = h->next) {
+        if (h->is_device)
+            m->dev.ops->free(m->dev.ctx, h->ptr);
+        else
+            hd_free(h->ptr);
+    }
+    hd_canon_free(m->canon);
+    hd_arena_free(m->arena);
+    hd_free(m);
+}
+
+const hd_hparams *hd_model_hparams(const hd_model *m) { return &m->hp; }
+uint64_t hd_model_weight_bytes(const hd_model *m) { return m->weight_bytes; }
+uint64_t hd_model_kv_bytes(const hd_model *m) { return m->kv_bytes; }
+uint64_t hd_model_workspace_bytes(const hd_model *m) { return m->workspace_bytes; }
+
+/* What memory safety needs of a batch; a violation is a bug of the caller. */
+static void check_batch(const hd_model *m, const hd_batch *b) {
+    const hd_model_options *o = &m->opt;
+    HD_ASSERT(b->n_row <= o->n_row_max && b->n_seq <= o->n_seq_max && b->n_out <= o->n_out_max);
+    HD_ASSERT(b->page_tok == o->page_tok);
+    for (int r = 0; r < b->n_row; r++) {
+        HD_ASSERT(b->token[r] < m->hp.n_vocab && b->pos[r] < o->n_pos_max);
+    }
+    for (int i = 0; i < b->n_page; i++) HD_ASSERT(b->page[i] >= 0 && b->page[i] < o->n_page);
+    hd_batch_check(b);
+}
+
+const float *hd_model_forward(hd_model *m, const hd_batch *b) {
+    check_batch(m, b);
+    return m->arch->forward(m, b);
+}

@@ -1,0 +1,132 @@
+/* Binding: every slot of the architecture gets its tensor, checked once, so that the forward pass
+ * looks nothing up.
+ *
+ * Norms and biases become float32 arrays. A matrix stays as stored and is read from the mapping
+ * where it lies there whole and aligned; else (a transposed key matrix, an unaligned safetensors
+ * tensor) the model owns one copy. A format that the device's op cannot read ends the load. */
+#include "model/arch.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void slot_name(const hd_slot *slot, int layer, char out[64]) {
+    if (layer < 0)
+        snprintf(out, 64, "%s", slot->suffix);
+    else
+        snprintf(out, 64, "blk.%d.%s", layer, slot->suffix);
+}
+
+static hd_status check_format(const hd_model *m, const hd_slot *slot, const char *name,
+                              enum hd_format format) {
+    if (m->dev.ops->supports(m->dev.ctx, slot->op, format)) return HD_OK;
+    return HD_FAIL(UNSUPPORTED, "op %s: tensor %s: format %s is not supported by backend %s",
+                   hd_op_name(slot->op), name, hd_format_get(format)->name, m->dev.ops->name);
+}
+
+static hd_status bind_vector(hd_model *m, const hd_canon_tensor *t, const float **out) {
+    size_t n = (size_t)t->ne[0];
+    float *v = hd_arena_alloc(m->arena, n * sizeof *v);
+    const void *src = hd_canon_matrix(m->canon, t, 0, NULL);
+    hd_format_get(t->format)->decode(src, v, n);
+    m->weight_bytes += n * sizeof *v;
+    *out = v;
+    return HD_OK;
+}
+
+static bool is_aligned(const void *p, enum hd_format f) {
+    size_t align = f == HD_F32 ? 4 : 2; /* others start with 16-bit values */
+    return (uintptr_t)p % align == 0;
+}
+
+static void hold(hd_model *m, void *p, bool is_device) {
+    struct hd_held *h = hd_arena_alloc(m->arena, sizeof *h);
+    *h = (struct hd_held){.ptr = p, .is_device = is_device, .next = m->held};
+    m->held = h;
+}
+
+/* Pointers to the n_mat matrices of t; those that cannot be read in place go to one owned block. */
+static hd_status matrix_pointers(hd_model *m, const hd_canon_tensor *t, int n_mat, size_t n_byte,
+                                 const void **mat) {
+    bool may_copy = t->kind == HD_CANON_K_B || t->kind == HD_CANON_V_B;
+    char *scratch = may_copy ? hd_alloc(n_byte) : NULL;
+    size_t stride = (n_byte + 63) & ~(size_t)63;
+    void *owned = NULL;
+    hd_status s = HD_OK;
+    for (int ix = 0; ix < n_mat; ix++) {
+        const void *p = hd_canon_matrix(m->canon, t, ix, scratch);
+        if ((!scratch || p != scratch) && is_aligned(p, t->format)) {
+            mat[ix] = p;
+            continue;
+        }
+        if (!owned) {
+            HD_TRY_OUT(hd_alloc_large(stride * (size_t)n_mat, &owned));
+            hold(m, owned, false);
+        }
+        char *copy = (char *)owned + (size_t)ix * stride;
+        memcpy(copy, p, n_byte);
+        mat[ix] = copy;
+    }
+out:
+    hd_free(scratch);
+    return s;
+}
+
+static hd_status bind_matrix(hd_model *m, const hd_canon_tensor *t, const hd_slot *slot, int layer,
+                             const hd_weight **out) {
+    HD_TRY(check_format(m, slot, t->name, t->format));
+    int n_mat = t->n_dim > 2 ? (int)t->ne[2] : 1;
+    const void **mat = hd_arena_alloc(m->arena, (size_t)n_mat * sizeof *mat);
+    size_t n_byte = hd_format_bytes(t->format, (size_t)t->ne[0] * (size_t)t->ne[1]);
+    HD_TRY(matrix_pointers(m, t, n_mat, n_byte, mat));
+    struct hd_bound *b = hd_arena_alloc(m->arena, sizeof *b);
+    *b = (struct hd_bound){.slot = slot, .layer = layer};
+    b->weight = (hd_weight){.format = t->format,
+                            .n_in = (int)t->ne[0],
+                            .n_out = (int)t->ne[1],
+                            .n_mat = n_mat,
+                            .mat = mat};
+    snprintf(b->weight.name, sizeof b->weight.name, "%s", t->name);
+    if (m->dev.ops->prepare) HD_TRY(m->dev.ops->prepare(m->dev.ctx, &b->weight));
+    *m->bound_end = b; /* only now: release sees what prepare has seen succeed */
+    m->bound_end = &b->next;
+    m->weight_bytes += (uint64_t)n_byte * (uint64_t)n_mat;
+    *out = &b->weight;
+    return HD_OK;
+}
+
+static hd_status bind_slot(hd_model *m, const hd_slot *slot, int layer, char *target) {
+    if (slot->when && !slot->when(&m->hp, layer)) return HD_OK;
+    char name[64];
+    slot_name(slot, layer, name);
+    const hd_canon_tensor *t = hd_canon_find(m->canon, name);
+    if (!t && slot->is_optional) return HD_OK;
+    if (!t) return HD_FAIL(CORRUPT, "tensor %s: expected, found none", name);
+    if (slot->kind == HD_SLOT_VECTOR)
+        return bind_vector(m, t, (const float **)(void *)(target + slot->offset));
+    return bind_matrix(m, t, slot, layer, (const hd_weight **)(void *)(target + slot->offset));
+}
+
+hd_status hd_weights_bind(hd_model *m, void (*on_progress)(void *user, int done, int all),
+                          void *user) {
+    const hd_arch *a = m->arch;
+    int done = 0, all = (int)a->n_global_slot + m->hp.n_layer * (int)a->n_layer_slot;
+    m->bound_end = &m->bound;
+    m->global = hd_arena_alloc(m->arena, a->global_bytes);
+    m->layer = hd_arena_alloc(m->arena, (size_t)m->hp.n_layer * a->layer_bytes);
+    for (size_t i = 0; i < a->n_global_slot; i++) {
+        HD_TRY(bind_slot(m, &a->global_slot[i], -1, m->global));
+        if (on_progress) on_progress(user, ++done, all);
+    }
+    for (int layer = 0; layer < m->hp.n_layer; layer++)
+        for (size_t i = 0; i < a->n_layer_slot; i++) {
+            char *target = m->layer + (size_t)layer * a->layer_bytes;
+            HD_TRY(bind_slot(m, &a->layer_slot[i], layer, target));
+            if (on_progress) on_progress(user, ++done, all);
+        }
+    return HD_OK;
+}
+
+void hd_weights_release(hd_model *m) {
+    if (!m->dev.ops->release) return;
+    for (struct hd_bound *b = m->bound; b; b = b->next) m->dev.ops->release(m->dev.ctx, &b->weight);
+}

@@ -1,6 +1,6 @@
 /* Inside of lib/model: what an architecture declares, and what a loaded model holds.
  *
- * An architecture is one row of registry.c: a name, the weight slots it reads, its KV kinds, a plan
+ * An architecture is one row of arch.c: a name, the weight slots it reads, its KV kinds, a plan
  * (memory for the largest batch) and a forward pass. Everything else (binding, KV memory, rope
  * tables, the plan's text) is common and knows no architecture. Owner: hd_model_open's caller. */
 #ifndef HD_MODEL_ARCH_H
@@ -42,6 +42,8 @@ typedef struct hd_arch {
     hd_status (*plan)(hd_model *m);
     const float *(*forward)(hd_model *m, const hd_batch *b);
 } hd_arch;
+
+extern const hd_arch hd_arch_deepseek2; /* deepseek2.c */
 
 /* NULL when there is none of that name. */
 const hd_arch *hd_arch_find(const char *name);

@@ -197,7 +197,6 @@ static const float *deepseek2_forward(hd_model *m, const hd_batch *b) {
     return w->logits;
 }
 
-extern const hd_arch hd_arch_deepseek2;
 const hd_arch hd_arch_deepseek2 = {
     .name = "deepseek2",
     .global_slot = global_slot,

@@ -1,6 +1,6 @@
 /* A loaded model: hyper-parameters, bound weights, KV memory and the forward pass.
  *
- * An architecture is one file (deepseek2.c) and one row in registry.c; it is straight-line C over
+ * An architecture is one file (deepseek2.c) and one row in arch.c; it is straight-line C over
  * block ops and never knows which backend runs it. Canonical names and hyper-parameters are GGUF's;
  * hf.c translates a Hugging Face checkpoint. Weights are checked against the expected shape when
  * bound; after that no string is looked up. Thread: open anywhere, forward by one thread. */

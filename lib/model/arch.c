@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-extern const hd_arch hd_arch_deepseek2;
-
 static const hd_arch *const arches[] = {&hd_arch_deepseek2};
 
 const hd_arch *hd_arch_find(const char *name) {

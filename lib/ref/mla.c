@@ -100,7 +100,8 @@ static void attend_expanded(struct hd_ref *r, const struct hd_op_mla_attn *a, co
         r->score[t] = (float)((double)a->scale * s);
     }
     hd_ref_softmax(r->score, n_pos);
-    hd_ref_weighted_sum(r->score, n_pos, r->v, a->n_v, a->n_v, r->acc, out);
+    struct hd_ref_rows values = {.x = r->v, .n_row = n_pos, .step = a->n_v, .width = a->n_v};
+    hd_ref_weighted_sum(r->score, values, r->acc, out);
 }
 
 static void attend_absorbed(struct hd_ref *r, const struct hd_op_mla_attn *a, int h, const float *q,
@@ -113,7 +114,8 @@ static void attend_absorbed(struct hd_ref *r, const struct hd_op_mla_attn *a, in
         r->score[t] = (float)((double)a->scale * s);
     }
     hd_ref_softmax(r->score, n_pos);
-    hd_ref_weighted_sum(r->score, n_pos, r->latent, width, a->n_c, r->acc, r->u);
+    struct hd_ref_rows latents = {.x = r->latent, .n_row = n_pos, .step = width, .width = a->n_c};
+    hd_ref_weighted_sum(r->score, latents, r->acc, r->u);
     hd_ref_matmul(r, a->v_b, h, 1, r->u, out);
 }
 

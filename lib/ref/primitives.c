@@ -68,13 +68,13 @@ void hd_ref_top_k(const float *score, const bool *allowed, int n, int n_best, in
     }
 }
 
-void hd_ref_weighted_sum(const float *p, int n_t, const float *x, int step, int n, double *acc,
-                         float *out) {
-    for (int i = 0; i < n; i++) acc[i] = 0;
-    for (int t = 0; t < n_t; t++)
-        for (int i = 0; i < n; i++)
-            acc[i] += (double)p[t] * (double)x[(size_t)t * (size_t)step + (size_t)i];
-    for (int i = 0; i < n; i++) out[i] = (float)acc[i];
+void hd_ref_weighted_sum(const float *p, struct hd_ref_rows rows, double *acc, float *out) {
+    for (int i = 0; i < rows.width; i++) acc[i] = 0;
+    for (int t = 0; t < rows.n_row; t++) {
+        const float *row = rows.x + (size_t)t * (size_t)rows.step;
+        for (int i = 0; i < rows.width; i++) acc[i] += (double)p[t] * (double)row[i];
+    }
+    for (int i = 0; i < rows.width; i++) out[i] = (float)acc[i];
 }
 
 void hd_ref_weight_row(const hd_weight *w, int mat, int row, float *out) {

@@ -48,9 +48,13 @@ void hd_ref_rope(float *x, const float *cs, int n);
  * index. NaN counts as -infinity. Only indices with allowed[i] are taken (NULL: all). Always n_best
  * distinct indices when that many are allowed. */
 void hd_ref_top_k(const float *score, const bool *allowed, int n, int n_best, int32_t *best);
-/* out[i] = sum over t of p[t] * row(t)[i], i < n; row(t) = x + t * step. acc: [n] scratch. */
-void hd_ref_weighted_sum(const float *p, int n_t, const float *x, int step, int n, double *acc,
-                         float *out);
+/* Rows of floats: row t begins at x + t * step and `width` of its values count. */
+struct hd_ref_rows {
+    const float *x;
+    int n_row, step, width;
+};
+/* out[i] = sum over t of p[t] * row(t)[i], i < width; t ascending. acc: [width] scratch. */
+void hd_ref_weighted_sum(const float *p, struct hd_ref_rows rows, double *acc, float *out);
 /* y[r][o] = dot(row o of w->mat[mat], x[r]): x [n_row, n_in], y [n_row, n_out]. */
 void hd_ref_matmul(struct hd_ref *r, const hd_weight *w, int mat, int n_row, const float *x,
                    float *y);

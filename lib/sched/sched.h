@@ -8,15 +8,32 @@
  *         run(batch);                                    // or hd_sched_abandon(s, batch)
  *         hd_sched_commit(s, batch);                     // KV of the rows exists now
  *         for each output i of batch:                    // i-th out_row belongs to
- *             hd_seq *q = hd_sched_out_seq(s, batch, i);
+ *             hd_seq *q = hd_sched_out_seq(s, batch, i); // NULL: finished in the meantime
  *             hd_sched_append(s, q, token) or hd_sched_finish(s, q);
  *     }
  *
- * Policy: continuous batching. Decoding rows first, then prompt chunks under the token budget;
- * first come first served within a priority; a sequence that finds no page preempts the youngest,
- * lowest-priority one (recompute). A prompt is matched against the prefix index when admitted; when
- * a running sequence is about to compute pages that a waiting one needs, the waiting one waits for
- * them. Owner: the engine thread. Allocates only in hd_sched_new and hd_seq_new. */
+ * Policy. Decoding sequences first, one row each; then prompt chunks under the token budget; by
+ * priority, then by order of submission. At most min(n_seq_max, n_row_max) sequences run, so each
+ * of them gets a row. A sequence is admitted when a slot is free and the pool holds all pages of
+ * its known tokens, and beyond them what the running sequences will take over the next tokens of a
+ * horizon, which doubles with each preemption and shrinks as sequences end: so that preemption does
+ * not thrash. A sequence blocked by pages blocks those behind it. A decoding sequence that finds no
+ * page preempts the last in (priority, order of submission), itself if it is that: the first one
+ * always advances. A preempted sequence returns to the front of its priority and is computed again.
+ *
+ * A prompt is matched against the prefix index when admitted; whole pages are reused, never the
+ * last known token. When a running sequence of equal or more urgent priority is about to compute
+ * pages that a waiting one could reuse, the waiting one is passed over until they are there.
+ *
+ * A prompt position's MLA form is chosen at first admission (expanded if at least expand_min prompt
+ * tokens are to be computed and not `exact`; else absorbed; a reused page's as it was computed) and
+ * recorded; generated positions are absorbed; a recomputation repeats the record.
+ *
+ * Unchunked, a prompt that does not fit beside the decoding rows gets the next step without them,
+ * at most every other step; only a recomputation longer than the budget is still cut.
+ *
+ * Owner: the engine thread. Allocates only in hd_sched_new, hd_sched_batch_init and hd_seq_new.
+ * Cost of a plan: running sequences, and a bounded number of waiting ones. */
 #ifndef HD_SCHED_SCHED_H
 #define HD_SCHED_SCHED_H
 
@@ -54,37 +71,49 @@ typedef struct hd_seq_spec {
     void *user;
 } hd_seq_spec;
 
-enum hd_seq_state { HD_SEQ_WAITING, HD_SEQ_RUNNING, HD_SEQ_DONE };
+/* NEW: not submitted yet. WAITING includes preempted. */
+enum hd_seq_state { HD_SEQ_WAITING, HD_SEQ_RUNNING, HD_SEQ_DONE, HD_SEQ_NEW };
 
+/* Numbers of the configuration are at least 1 (chunk_max, queue_tok_max, expand_min: 0). */
 hd_sched *hd_sched_new(const hd_sched_config *c);
+/* Accepts NULL. All sequences are finished or were never submitted. */
 void hd_sched_free(hd_sched *s);
+/* A batch with the room that hd_sched_plan asks for; end it with hd_batch_fini. A batch made
+ * otherwise needs at least the same: n_row_max rows, the running sequences, and a full page table
+ * for each of them (shared pages stand in several tables). */
+void hd_sched_batch_init(const hd_sched_config *c, hd_batch *b);
 
-/* Makes a sequence, with all memory it will ever need (any thread). hd_seq_free only before submit
- * or after hd_sched_finish. */
+/* Makes a sequence, with all memory it will ever need (any thread). hd_seq_free only before submit,
+ * after a refused submit or after hd_sched_finish. */
 hd_seq *hd_seq_new(const hd_sched_config *c, const hd_seq_spec *spec);
-void hd_seq_free(hd_seq *q);
+void hd_seq_free(hd_seq *q); /* accepts NULL */
 
-/* HD_E_CONTEXT: can never fit (names the limit and what was asked). HD_E_BUSY: the queue is full.
- * On success the scheduler holds the sequence until hd_sched_finish. */
+/* HD_E_CONTEXT: can never fit (names the limit and what was asked). HD_E_BUSY: the queue is full
+ * (an empty queue takes any prompt that fits). On success the scheduler holds the sequence until
+ * hd_sched_finish; else it stays the caller's and may be submitted again. */
 HD_MUST_CHECK hd_status hd_sched_submit(hd_sched *s, hd_seq *q, int64_t now_ns);
 /* Whether a sequence of this size could ever fit; any thread. */
 HD_MUST_CHECK hd_status hd_sched_fits(const hd_sched_config *c, int n_prompt, int n_new_max);
 
-/* Fills the batch (cleared first); returns its rows: 0 when nothing can or needs to run. */
+/* Fills the batch (cleared first); returns its rows: 0 when nothing can or needs to run. A batch
+ * with rows must be committed or abandoned before the next plan. */
 int hd_sched_plan(hd_sched *s, int64_t now_ns, hd_batch *b);
 void hd_sched_commit(hd_sched *s, const hd_batch *b);
 /* The step failed: its rows do not count as computed. */
 void hd_sched_abandon(hd_sched *s, const hd_batch *b);
+/* Sequences of the last planned batch, until the next plan; NULL where finished since. */
 hd_seq *hd_sched_seq_at(hd_sched *s, const hd_batch *b, int seq_ix); /* seq_ix in [0, n_seq) */
 hd_seq *hd_sched_out_seq(hd_sched *s, const hd_batch *b, int out_ix);
-/* Appends a generated token to a sequence whose last token was just computed. */
+/* Appends a generated token to a sequence whose last token was just computed. A sequence with
+ * n_new_max generated tokens is not planned any more. */
 void hd_sched_append(hd_sched *s, hd_seq *q, int32_t token);
-/* Ends a sequence in any state (finished, cancelled, failed): its pages are released. */
+/* Ends a submitted sequence in any state (finished, cancelled, failed), also between plan and
+ * commit: its pages are released. */
 void hd_sched_finish(hd_sched *s, hd_seq *q);
 
 typedef struct hd_sched_stats {
     int n_waiting, n_running, n_page, n_page_free, n_page_cached, n_page_used;
-    int64_t waiting_tok;
+    int64_t waiting_tok; /* known tokens of waiting sequences */
     uint64_t n_preempt, recomputed_tok;
     uint64_t prompt_tok, hit_tok; /* over admitted sequences, first admission only */
 } hd_sched_stats;
@@ -99,6 +128,7 @@ int hd_seq_n_prompt(const hd_seq *q);
 int hd_seq_n_tok(const hd_seq *q); /* prompt and generated */
 int hd_seq_n_new_max(const hd_seq *q);
 const int32_t *hd_seq_tokens(const hd_seq *q); /* [n_tok] */
+const uint8_t *hd_seq_forms(const hd_seq *q);  /* [n_tok] the record, once admitted */
 int hd_seq_n_hit(const hd_seq *q);             /* prompt tokens reused at first admission */
 int hd_seq_n_computed(const hd_seq *q);        /* positions whose KV exists */
 int64_t hd_seq_admitted_ns(const hd_seq *q);   /* first admission, or -1 */

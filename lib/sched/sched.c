@@ -1,0 +1,324 @@
+/* A sequence's life: made, submitted, started and stopped by the plan, its tokens appended and its
+ * full pages published as steps complete, finished. */
+#include "sched/sched_impl.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+
+int hd_sched_pages_for(const hd_sched_config *c, int n_pos) {
+    return (n_pos + c->page_tok - 1) / c->page_tok;
+}
+
+static int min_int(int a, int b) { return a < b ? a : b; }
+
+static int slots_of(const hd_sched_config *c) { return min_int(c->n_seq_max, c->n_row_max); }
+
+static int pages_of_seq(const hd_sched_config *c) {
+    return min_int(hd_sched_pages_for(c, c->n_pos_max), c->n_page);
+}
+
+hd_sched *hd_sched_new(const hd_sched_config *c) {
+    HD_ASSERT(c->n_seq_max > 0 && c->n_row_max > 0 && c->n_queue_max > 0 && c->n_pos_max > 0);
+    HD_ASSERT(c->n_page > 0 && c->page_tok > 0 && c->n_pos_max <= INT32_MAX - c->page_tok);
+    HD_ASSERT((int64_t)c->n_page * c->page_tok <= INT32_MAX);
+    hd_sched *s = hd_alloc_zero(1, sizeof *s);
+    s->c = *c;
+    s->n_slot = slots_of(c);
+    s->n_page_seq = pages_of_seq(c);
+    s->pages = hd_pages_new(c->n_page);
+    s->prefix = hd_prefix_new(s->pages, c->page_tok, c->model_key);
+    size_t n_slot = (size_t)s->n_slot;
+    s->run = hd_alloc_zero(n_slot, sizeof *s->run);
+    s->flight = hd_alloc_zero(n_slot, sizeof *s->flight);
+    s->free_slot = hd_alloc_zero(n_slot, sizeof *s->free_slot);
+    s->path = hd_alloc_zero((size_t)s->n_page_seq, sizeof *s->path);
+    s->uses = hd_alloc_zero((size_t)c->n_page, sizeof *s->uses);
+    for (int i = 0; i < s->n_slot; i++) s->free_slot[i] = s->n_slot - 1 - i;
+    s->n_free_slot = s->n_slot;
+    s->horizon_tok = HD_SCHED_HORIZON_MIN_TOK;
+    return s;
+}
+
+void hd_sched_free(hd_sched *s) {
+    if (!s) return;
+    HD_ASSERT(s->n_run == 0 && s->n_waiting == 0);
+    hd_prefix_free(s->prefix);
+    hd_pages_free(s->pages);
+    hd_free(s->run);
+    hd_free(s->flight);
+    hd_free(s->free_slot);
+    hd_free(s->path);
+    hd_free(s->uses);
+    hd_free(s);
+}
+
+void hd_sched_batch_init(const hd_sched_config *c, hd_batch *b) {
+    int64_t n_page = (int64_t)slots_of(c) * pages_of_seq(c);
+    HD_ASSERT(n_page <= INT32_MAX);
+    hd_batch_init(b, c->n_row_max, slots_of(c), (int)n_page, c->page_tok);
+}
+
+hd_seq *hd_seq_new(const hd_sched_config *c, const hd_seq_spec *spec) {
+    HD_ASSERT(spec->n_prompt > 0 && spec->n_new_max > 0);
+    hd_seq *q = hd_alloc_zero(1, sizeof *q);
+    q->id = spec->id;
+    q->salt = spec->salt;
+    q->user = spec->user;
+    q->priority = spec->priority;
+    q->state = HD_SEQ_NEW;
+    q->n_prompt = q->n_tok = spec->n_prompt;
+    q->n_new_max = spec->n_new_max;
+    /* What can never fit is refused by submit: no room is made for it. */
+    int64_t n_tok_max = (int64_t)spec->n_prompt + spec->n_new_max;
+    q->n_tok_max = n_tok_max <= c->n_pos_max ? (int)n_tok_max : spec->n_prompt;
+    q->admitted_ns = -1;
+    q->slot = q->flight_ix = -1;
+    q->wait.page = -1;
+    q->n_page_room = pages_of_seq(c);
+    int n_page_wanted = (q->n_tok_max - 1) / c->page_tok + 1;
+    if (q->n_page_room > n_page_wanted) q->n_page_room = n_page_wanted;
+    q->token = hd_alloc_zero((size_t)q->n_tok_max, sizeof *q->token);
+    q->form = hd_alloc_zero((size_t)q->n_tok_max, sizeof *q->form);
+    q->page = hd_alloc_zero((size_t)q->n_page_room, sizeof *q->page);
+    memcpy(q->token, spec->prompt, (size_t)spec->n_prompt * sizeof *q->token);
+    return q;
+}
+
+void hd_seq_free(hd_seq *q) {
+    if (!q) return;
+    HD_ASSERT(q->state == HD_SEQ_NEW || q->state == HD_SEQ_DONE);
+    hd_free(q->token);
+    hd_free(q->form);
+    hd_free(q->page);
+    hd_free(q);
+}
+
+/* Queue */
+
+static bool is_before(const hd_seq *a, const hd_seq *b) {
+    if (a->priority != b->priority) return a->priority < b->priority;
+    if (a->preempted != b->preempted) return a->preempted;
+    return a->order < b->order;
+}
+
+/* Searched from the end where q most likely belongs. */
+void hd_sched_enqueue(hd_sched *s, hd_seq *q) {
+    hd_seq *after;
+    if (q->preempted) {
+        hd_seq *next = s->head;
+        while (next && is_before(next, q)) next = next->next;
+        after = next ? next->prev : s->tail;
+    } else {
+        after = s->tail;
+        while (after && is_before(q, after)) after = after->prev;
+    }
+    q->prev = after;
+    q->next = after ? after->next : s->head;
+    if (q->next)
+        q->next->prev = q;
+    else
+        s->tail = q;
+    if (after)
+        after->next = q;
+    else
+        s->head = q;
+    q->state = HD_SEQ_WAITING;
+    s->n_waiting++;
+    s->waiting_tok += q->n_tok;
+}
+
+void hd_sched_dequeue(hd_sched *s, hd_seq *q) {
+    HD_ASSERT(q->state == HD_SEQ_WAITING);
+    if (q->prev)
+        q->prev->next = q->next;
+    else
+        s->head = q->next;
+    if (q->next)
+        q->next->prev = q->prev;
+    else
+        s->tail = q->prev;
+    q->prev = q->next = NULL;
+    s->n_waiting--;
+    s->waiting_tok -= q->n_tok;
+}
+
+hd_status hd_sched_fits(const hd_sched_config *c, int n_prompt, int n_new_max) {
+    if (n_prompt < 1 || n_new_max < 1) {
+        return HD_FAIL(INVALID, "sequence of %d prompt and %d new tokens: expected at least 1 each",
+                       n_prompt, n_new_max);
+    }
+    int64_t n_pos = (int64_t)n_prompt + n_new_max;
+    if (n_pos > c->n_pos_max) {
+        return HD_FAIL(CONTEXT,
+                       "context: at most %d tokens, asked for %lld (%d of the prompt, %d new)",
+                       c->n_pos_max, (long long)n_pos, n_prompt, n_new_max);
+    }
+    /* The last token is generated, never computed. */
+    int n_page = hd_sched_pages_for(c, (int)n_pos - 1);
+    if (n_page > c->n_page) {
+        return HD_FAIL(CONTEXT,
+                       "KV pages: at most %d of %d tokens, asked for %d (%d tokens of the prompt, "
+                       "%d new)",
+                       c->n_page, c->page_tok, n_page, n_prompt, n_new_max);
+    }
+    if (!c->chunked && n_prompt > c->n_row_max) {
+        return HD_FAIL(CONTEXT,
+                       "prompt: at most %d tokens, the budget of a step, when prompts are not "
+                       "chunked, asked for %d",
+                       c->n_row_max, n_prompt);
+    }
+    return HD_OK;
+}
+
+hd_status hd_sched_submit(hd_sched *s, hd_seq *q, int64_t now_ns) {
+    (void)now_ns;
+    HD_ASSERT(q->state == HD_SEQ_NEW);
+    HD_TRY(hd_sched_fits(&s->c, q->n_prompt, q->n_new_max));
+    if (s->n_waiting >= s->c.n_queue_max) {
+        return HD_FAIL(BUSY, "queue: at most %d waiting requests", s->c.n_queue_max);
+    }
+    if (s->c.queue_tok_max > 0 && s->n_waiting > 0 &&
+        s->waiting_tok + q->n_prompt > s->c.queue_tok_max) {
+        return HD_FAIL(BUSY, "queue: at most %lld waiting tokens, %lld wait, asked for %d more",
+                       (long long)s->c.queue_tok_max, (long long)s->waiting_tok, q->n_prompt);
+    }
+    q->order = ++s->n_submit;
+    hd_sched_enqueue(s, q);
+    return HD_OK;
+}
+
+/* Running */
+
+int hd_sched_start(hd_sched *s, hd_seq *q) {
+    HD_ASSERT(s->n_run < s->n_slot && s->n_free_slot > 0);
+    int at = s->n_run++;
+    for (; at > 0; at--) {
+        const hd_seq *before = s->run[at - 1];
+        if (before->priority < q->priority ||
+            (before->priority == q->priority && before->order < q->order)) {
+            break;
+        }
+        s->run[at] = s->run[at - 1];
+    }
+    s->run[at] = q;
+    q->slot = s->free_slot[--s->n_free_slot];
+    q->state = HD_SEQ_RUNNING;
+    return at;
+}
+
+void hd_sched_stop(hd_sched *s, hd_seq *q) {
+    HD_ASSERT(q->state == HD_SEQ_RUNNING);
+    int at = 0;
+    while (s->run[at] != q) at++;
+    s->n_run--;
+    memmove(&s->run[at], &s->run[at + 1], (size_t)(s->n_run - at) * sizeof *s->run);
+    s->free_slot[s->n_free_slot++] = q->slot;
+    q->slot = -1;
+    while (q->n_page > 0) hd_prefix_release(s->prefix, q->page[--q->n_page]);
+    q->n_indexed = 0;
+    q->n_computed = 0;
+}
+
+int hd_seq_n_wanted(const hd_seq *q) {
+    return q->n_tok < q->n_tok_max ? q->n_tok - q->n_computed : 0;
+}
+
+/* Pages whose last position exists now are indexed, in order. An equal page that another sequence
+ * indexed first takes the place of q's. */
+static void publish(hd_sched *s, hd_seq *q) {
+    if (!s->c.prefix_cache) return;
+    for (; q->n_indexed < q->n_computed / s->c.page_tok; q->n_indexed++) {
+        int i = q->n_indexed;
+        size_t at = (size_t)i * (size_t)s->c.page_tok;
+        hd_prefix_content content = {.parent = i > 0 ? q->page[i - 1] : -1,
+                                     .salt = q->salt,
+                                     .token = q->token + at,
+                                     .form = q->form + at};
+        q->page[i] = hd_prefix_publish(s->prefix, q->page[i], &content);
+    }
+}
+
+static void check_in_flight(const hd_sched *s, const hd_batch *b) {
+    HD_ASSERT(s->in_flight == (b->n_row > 0) && s->n_flight == b->n_seq);
+}
+
+void hd_sched_commit(hd_sched *s, const hd_batch *b) {
+    check_in_flight(s, b);
+    s->in_flight = false;
+    for (int i = 0; i < s->n_flight; i++) {
+        hd_seq *q = s->flight[i];
+        if (!q) continue;
+        int n_row = b->seq_row0[i + 1] - b->seq_row0[i];
+        HD_ASSERT(b->pos[b->seq_row0[i]] == q->n_computed);
+        if (q->n_computed < q->n_redo) {
+            s->recomputed_tok += (uint64_t)min_int(n_row, q->n_redo - q->n_computed);
+        }
+        q->n_computed += n_row;
+        publish(s, q);
+    }
+}
+
+void hd_sched_abandon(hd_sched *s, const hd_batch *b) {
+    check_in_flight(s, b);
+    s->in_flight = false;
+}
+
+hd_seq *hd_sched_seq_at(hd_sched *s, const hd_batch *b, int seq_ix) {
+    HD_ASSERT(s->n_flight == b->n_seq && seq_ix >= 0 && seq_ix < b->n_seq);
+    return s->flight[seq_ix];
+}
+
+hd_seq *hd_sched_out_seq(hd_sched *s, const hd_batch *b, int out_ix) {
+    HD_ASSERT(out_ix >= 0 && out_ix < b->n_out);
+    return hd_sched_seq_at(s, b, b->row_seq[b->out_row[out_ix]]);
+}
+
+void hd_sched_append(hd_sched *s, hd_seq *q, int32_t token) {
+    HD_ASSERT(!s->in_flight && q->state == HD_SEQ_RUNNING);
+    HD_ASSERT(q->n_computed == q->n_tok && q->n_tok < q->n_tok_max && token >= 0);
+    q->form[q->n_tok] = HD_MLA_ABSORBED;
+    q->token[q->n_tok++] = token;
+}
+
+void hd_sched_finish(hd_sched *s, hd_seq *q) {
+    HD_ASSERT(q->state == HD_SEQ_WAITING || q->state == HD_SEQ_RUNNING);
+    if (q->flight_ix >= 0) s->flight[q->flight_ix] = NULL;
+    q->flight_ix = -1;
+    if (q->state == HD_SEQ_WAITING) {
+        hd_sched_dequeue(s, q);
+    } else {
+        hd_sched_stop(s, q);
+        s->horizon_tok -= (s->horizon_tok - HD_SCHED_HORIZON_MIN_TOK) / HD_SCHED_HORIZON_DECAY;
+    }
+    q->state = HD_SEQ_DONE;
+}
+
+void hd_sched_get_stats(const hd_sched *s, hd_sched_stats *out) {
+    int n_free = hd_pages_n_free(s->pages), n_cached = hd_pages_n_cached(s->pages);
+    *out = (hd_sched_stats){.n_waiting = s->n_waiting,
+                            .n_running = s->n_run,
+                            .n_page = s->c.n_page,
+                            .n_page_free = n_free,
+                            .n_page_cached = n_cached,
+                            .n_page_used = s->c.n_page - n_free - n_cached,
+                            .waiting_tok = s->waiting_tok,
+                            .n_preempt = s->n_preempt,
+                            .recomputed_tok = s->recomputed_tok,
+                            .prompt_tok = s->prompt_tok,
+                            .hit_tok = s->hit_tok};
+}
+
+void hd_sched_drop_cache(hd_sched *s) { hd_prefix_drop_cached(s->prefix); }
+
+uint64_t hd_seq_id(const hd_seq *q) { return q->id; }
+void *hd_seq_user(const hd_seq *q) { return q->user; }
+enum hd_seq_state hd_seq_get_state(const hd_seq *q) { return q->state; }
+int hd_seq_n_prompt(const hd_seq *q) { return q->n_prompt; }
+int hd_seq_n_tok(const hd_seq *q) { return q->n_tok; }
+int hd_seq_n_new_max(const hd_seq *q) { return q->n_new_max; }
+const int32_t *hd_seq_tokens(const hd_seq *q) { return q->token; }
+const uint8_t *hd_seq_forms(const hd_seq *q) { return q->form; }
+int hd_seq_n_hit(const hd_seq *q) { return q->n_hit; }
+int hd_seq_n_computed(const hd_seq *q) { return q->n_computed; }
+int64_t hd_seq_admitted_ns(const hd_seq *q) { return q->admitted_ns; }

@@ -1,0 +1,75 @@
+/* Inside the scheduler: its structures, shared by its files and nobody else.
+ *
+ * sched.c holds a sequence's life (submit, commit, append, finish) and the queue; sched_plan.c
+ * decides a step; sched_check.c asserts the invariants. */
+#ifndef HD_SCHED_SCHED_IMPL_H
+#define HD_SCHED_SCHED_IMPL_H
+
+#include "kv/pages.h"
+#include "kv/prefix.h"
+#include "sched/sched.h"
+
+/* How far ahead the pages of running sequences are kept free when one more is admitted. Doubled by
+ * each preemption; each sequence that ends takes back this part of what is above the minimum. */
+enum { HD_SCHED_HORIZON_MIN_TOK = 32, HD_SCHED_HORIZON_DECAY = 16 };
+
+struct hd_seq {
+    uint64_t id, salt;
+    void *user;
+    int priority;
+    uint64_t order; /* of submission */
+    enum hd_seq_state state;
+    int n_prompt, n_tok;
+    int n_new_max, n_tok_max; /* n_tok_max: prompt and generated */
+    int n_computed;           /* positions whose KV exists */
+    int n_redo;               /* positions computed before a preemption */
+    int n_hit;
+    int64_t admitted_ns; /* -1: not yet */
+    bool preempted;      /* waiting again */
+    int slot;            /* running; else -1 */
+    int flight_ix;       /* in the last planned batch; else -1 */
+    int n_page;          /* pages held: page[0..n_page) */
+    int n_indexed;       /* the first of them, which are in the prefix index */
+    int n_page_room;
+    hd_prefix_wait wait; /* what it was last passed over for */
+    hd_seq *prev, *next; /* queue */
+    int32_t *token;      /* [n_tok_max] */
+    uint8_t *form;       /* [n_tok_max] */
+    int32_t *page;       /* [n_page_room] */
+};
+
+struct hd_sched {
+    hd_sched_config c;
+    int n_slot;     /* running sequences at most */
+    int n_page_seq; /* longest page table */
+    hd_pages *pages;
+    hd_prefix *prefix;
+    hd_seq **run; /* [n_slot] by (priority, order) */
+    int n_run;
+    int32_t *free_slot; /* [n_slot] stack */
+    int n_free_slot;
+    hd_seq *head, *tail; /* waiting, by (priority, preempted first, order) */
+    int n_waiting;
+    int64_t waiting_tok;
+    hd_seq **flight; /* [n_slot] sequences of the last planned batch; NULL where finished since */
+    int n_flight;
+    bool in_flight;    /* planned, neither committed nor abandoned */
+    bool prompts_next; /* unchunked: the next step belongs to a prompt alone */
+    int horizon_tok;
+    uint64_t n_submit;
+    uint64_t n_preempt, recomputed_tok, prompt_tok, hit_tok;
+    int32_t *path; /* [n_page_seq] result of a match */
+    int32_t *uses; /* [n_page] for the check */
+};
+
+int hd_sched_pages_for(const hd_sched_config *c, int n_pos);
+void hd_sched_enqueue(hd_sched *s, hd_seq *q);
+void hd_sched_dequeue(hd_sched *s, hd_seq *q);
+/* Places q among the running ones; returns its index in run[]. */
+int hd_sched_start(hd_sched *s, hd_seq *q);
+/* Takes q from the running ones and gives up its pages and slot. */
+void hd_sched_stop(hd_sched *s, hd_seq *q);
+/* Tokens of q to compute: known, not computed, and of use for a further token. */
+int hd_seq_n_wanted(const hd_seq *q);
+
+#endif

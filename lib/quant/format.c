@@ -2,6 +2,8 @@
  * formats.def. Plain loops: these define the bytes, fast paths elsewhere must agree with them. */
 #include "quant/format.h"
 
+#include "quant/blocks.h"
+
 #include "base/buf.h"
 
 #include <math.h>
@@ -55,10 +57,13 @@ uint16_t hd_f32_to_bf16(float f) {
     return (uint16_t)((u + 0x7FFF + (u >> 16 & 1)) >> 16);
 }
 
-static void decode_F32(const void *src, float *dst, size_t n) { memcpy(dst, src, n * 4); }
-static void encode_F32(const float *src, void *dst, size_t n) { memcpy(dst, src, n * 4); }
+void hd_decode_F32(const void *src, float *dst, size_t n) { memcpy(dst, src, n * 4); }
+void hd_encode_F32(const float *src, const float *weight, void *dst, size_t n) {
+    (void)weight;
+    memcpy(dst, src, n * 4);
+}
 
-static void decode_F16(const void *src, float *dst, size_t n) {
+void hd_decode_F16(const void *src, float *dst, size_t n) {
     for (size_t i = 0; i < n; i++) {
         uint16_t h;
         memcpy(&h, (const char *)src + 2 * i, 2);
@@ -66,14 +71,15 @@ static void decode_F16(const void *src, float *dst, size_t n) {
     }
 }
 
-static void encode_F16(const float *src, void *dst, size_t n) {
+void hd_encode_F16(const float *src, const float *weight, void *dst, size_t n) {
+    (void)weight;
     for (size_t i = 0; i < n; i++) {
         uint16_t h = hd_f32_to_f16(src[i]);
         memcpy((char *)dst + 2 * i, &h, 2);
     }
 }
 
-static void decode_BF16(const void *src, float *dst, size_t n) {
+void hd_decode_BF16(const void *src, float *dst, size_t n) {
     for (size_t i = 0; i < n; i++) {
         uint16_t h;
         memcpy(&h, (const char *)src + 2 * i, 2);
@@ -81,7 +87,8 @@ static void decode_BF16(const void *src, float *dst, size_t n) {
     }
 }
 
-static void encode_BF16(const float *src, void *dst, size_t n) {
+void hd_encode_BF16(const float *src, const float *weight, void *dst, size_t n) {
+    (void)weight;
     for (size_t i = 0; i < n; i++) {
         uint16_t h = hd_f32_to_bf16(src[i]);
         memcpy((char *)dst + 2 * i, &h, 2);
@@ -91,7 +98,7 @@ static void encode_BF16(const float *src, void *dst, size_t n) {
 /* Q8_0: f16 d, then int8 q[32]; x = d * q. */
 enum { q8_0_elems = 32, q8_0_bytes = 34 };
 
-static void decode_Q8_0(const void *src, float *dst, size_t n) {
+void hd_decode_Q8_0(const void *src, float *dst, size_t n) {
     const unsigned char *p = src;
     for (size_t b = 0; b < n / q8_0_elems; b++, p += q8_0_bytes) {
         uint16_t h;
@@ -110,7 +117,8 @@ static int8_t q8_of(float x) {
     return q == q ? (int8_t)q : 0;
 }
 
-static void encode_Q8_0(const float *src, void *dst, size_t n) {
+void hd_encode_Q8_0(const float *src, const float *weight, void *dst, size_t n) {
+    (void)weight;
     unsigned char *p = dst;
     for (size_t b = 0; b < n / q8_0_elems; b++, p += q8_0_bytes, src += q8_0_elems) {
         float amax = 0;
@@ -122,9 +130,16 @@ static void encode_Q8_0(const float *src, void *dst, size_t n) {
     }
 }
 
+#define HD_FORMAT(id, name, gguf_id, block_elems, block_bytes, st)                                 \
+    static void encode_##id(const float *src, void *dst, size_t n) {                               \
+        hd_encode_##id(src, NULL, dst, n);                                                         \
+    }
+#include "quant/formats.def"
+#undef HD_FORMAT
+
 static const hd_format_info formats[] = {
 #define HD_FORMAT(id, name, gguf_id, block_elems, block_bytes, st)                                 \
-    {name, st, gguf_id, block_elems, block_bytes, decode_##id, encode_##id},
+    {name, st, gguf_id, block_elems, block_bytes, hd_decode_##id, encode_##id, hd_encode_##id},
 #include "quant/formats.def"
 #undef HD_FORMAT
 };

@@ -25,6 +25,8 @@ typedef struct hd_format_info {
     /* n is a multiple of block_elems. Sources and targets may be unaligned. */
     void (*decode)(const void *src, float *dst, size_t n);
     void (*encode)(const float *src, void *dst, size_t n);
+    /* The same, minimising the error weighted by the importance of each element (NULL: none). */
+    void (*encode_weighted)(const float *src, const float *weight, void *dst, size_t n);
 } hd_format_info;
 
 /* Never NULL for a valid format; asserts otherwise. */

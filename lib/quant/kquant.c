@@ -1,0 +1,290 @@
+/* Formats of 256 elements a super-block: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS.
+ *
+ * A super-block holds 8 or 16 sub-blocks with small integer scales (and minimums) of their own
+ * under one or two f16 factors. Encoders fit each sub-block (fit.c), quantise the sub-block scales
+ * against their maximum, then choose the codes again for the scales as stored. Layouts: GGUF's. */
+#include "quant/blocks.h"
+
+#include <math.h>
+
+enum { n_elem = 256 };
+
+/* Eight 6-bit scales and minimums in 12 bytes (Q4_K, Q5_K). */
+static void unpack_scales(const unsigned char *s, int j, int *scale, int *min) {
+    if (j < 4) {
+        *scale = s[j] & 63;
+        *min = s[j + 4] & 63;
+    } else {
+        *scale = (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
+        *min = s[j + 4] >> 4 | (s[j] >> 6) << 4;
+    }
+}
+
+static void pack_scales(unsigned char *s, const int *scale, const int *min) {
+    for (int j = 0; j < 4; j++) {
+        s[j] = (unsigned char)(scale[j] | (scale[j + 4] >> 4) << 6);
+        s[j + 4] = (unsigned char)(min[j] | (min[j + 4] >> 4) << 6);
+        s[j + 8] = (unsigned char)((scale[j + 4] & 15) | (min[j + 4] & 15) << 4);
+    }
+}
+
+/* Fits n_sub sub-blocks by codes 0..hi under scales and minimums of scale_max levels. The stored
+ * factors go to d_at and m_at; q gets the codes for what was stored. */
+struct affine {
+    int n_sub, hi, scale_max;
+    int scale[16], min[16];
+    uint8_t q[n_elem];
+};
+
+static void encode_affine(struct affine *a, const float *x, const float *weight, void *d_at,
+                          void *m_at) {
+    int n = n_elem / a->n_sub;
+    float d[16], m[16], d_max = 0, m_max = 0;
+    for (int s = 0; s < a->n_sub; s++) {
+        d[s] =
+            hd_fit_affine(x + s * n, weight ? weight + s * n : NULL, n, a->hi, a->q + s * n, &m[s]);
+        d_max = fmaxf(d_max, d[s]);
+        m_max = fmaxf(m_max, m[s]);
+    }
+    float d_unit = store_f16(d_at, d_max / (float)a->scale_max);
+    float m_unit = store_f16(m_at, m_max / (float)a->scale_max);
+    for (int s = 0; s < a->n_sub; s++) {
+        a->scale[s] = d_unit > 0 ? clamp_round(d[s] / d_unit, 0, a->scale_max) : 0;
+        a->min[s] = m_unit > 0 ? clamp_round(m[s] / m_unit, 0, a->scale_max) : 0;
+        float sd = d_unit * (float)a->scale[s], sm = m_unit * (float)a->min[s];
+        for (int i = s * n; i < (s + 1) * n; i++)
+            a->q[i] = (uint8_t)(sd > 0 ? clamp_round((x[i] + sm) / sd, 0, a->hi) : 0);
+    }
+}
+
+/* The same for symmetric codes lo..hi with signed sub-block scales in [scale_lo, scale_hi]. */
+struct symmetric {
+    int lo, hi, scale_lo, scale_hi;
+    int scale[16];
+    int8_t q[n_elem];
+};
+
+static void encode_symmetric(struct symmetric *a, const float *x, const float *weight, void *d_at) {
+    enum { n_sub = 16, n = 16 };
+    float d[n_sub], extreme = 0;
+    for (int s = 0; s < n_sub; s++) {
+        d[s] = hd_fit_symmetric(x + s * n, weight ? weight + s * n : NULL, n, a->lo, a->hi,
+                                a->q + s * n);
+        if (fabsf(d[s]) > fabsf(extreme)) extreme = d[s];
+    }
+    float unit = store_f16(d_at, extreme / (float)a->scale_lo);
+    for (int s = 0; s < n_sub; s++) {
+        a->scale[s] = unit != 0 ? clamp_round(d[s] / unit, a->scale_lo, a->scale_hi) : 0;
+        float sd = unit * (float)a->scale[s];
+        for (int i = s * n; i < (s + 1) * n; i++)
+            a->q[i] = (int8_t)(sd != 0 ? clamp_round(x[i] / sd, a->lo, a->hi) : 0);
+    }
+}
+
+/* Q4_K: f16 d, f16 dmin, scales[12], qs[128]. */
+void hd_decode_Q4_K(const void *src, float *dst, size_t n) {
+    const unsigned char *p = src;
+    for (size_t b = 0; b < n / n_elem; b++, p += 144, dst += n_elem) {
+        float d = load_f16(p), dmin = load_f16(p + 2);
+        for (int s = 0; s < 8; s++) {
+            int scale, min;
+            unpack_scales(p + 4, s, &scale, &min);
+            const unsigned char *qs = p + 16 + 32 * (s / 2);
+            for (int i = 0; i < 32; i++) {
+                int q = s % 2 ? qs[i] >> 4 : qs[i] & 15;
+                dst[32 * s + i] = d * (float)scale * (float)q - dmin * (float)min;
+            }
+        }
+    }
+}
+
+void hd_encode_Q4_K(const float *src, const float *weight, void *dst, size_t n) {
+    unsigned char *p = dst;
+    for (size_t b = 0; b < n / n_elem; b++, p += 144, src += n_elem) {
+        struct affine a = {.n_sub = 8, .hi = 15, .scale_max = 63};
+        encode_affine(&a, src, weight ? weight + b * n_elem : NULL, p, p + 2);
+        pack_scales(p + 4, a.scale, a.min);
+        for (int c = 0; c < 4; c++)
+            for (int i = 0; i < 32; i++)
+                p[16 + 32 * c + i] = (unsigned char)(a.q[64 * c + i] | a.q[64 * c + 32 + i] << 4);
+    }
+}
+
+/* Q5_K: f16 d, f16 dmin, scales[12], qh[32] (bit s of byte i: fifth bit of element 32 s + i),
+ * qs[128]. */
+void hd_decode_Q5_K(const void *src, float *dst, size_t n) {
+    const unsigned char *p = src;
+    for (size_t b = 0; b < n / n_elem; b++, p += 176, dst += n_elem) {
+        float d = load_f16(p), dmin = load_f16(p + 2);
+        for (int s = 0; s < 8; s++) {
+            int scale, min;
+            unpack_scales(p + 4, s, &scale, &min);
+            const unsigned char *qs = p + 48 + 32 * (s / 2);
+            for (int i = 0; i < 32; i++) {
+                int q = (s % 2 ? qs[i] >> 4 : qs[i] & 15) | (p[16 + i] >> s & 1) << 4;
+                dst[32 * s + i] = d * (float)scale * (float)q - dmin * (float)min;
+            }
+        }
+    }
+}
+
+void hd_encode_Q5_K(const float *src, const float *weight, void *dst, size_t n) {
+    unsigned char *p = dst;
+    for (size_t b = 0; b < n / n_elem; b++, p += 176, src += n_elem) {
+        struct affine a = {.n_sub = 8, .hi = 31, .scale_max = 63};
+        encode_affine(&a, src, weight ? weight + b * n_elem : NULL, p, p + 2);
+        pack_scales(p + 4, a.scale, a.min);
+        memset(p + 16, 0, 32);
+        for (int s = 0; s < 8; s++)
+            for (int i = 0; i < 32; i++) {
+                int q = a.q[32 * s + i];
+                unsigned char *byte = p + 48 + 32 * (s / 2) + i;
+                *byte = (unsigned char)(s % 2 ? *byte | (q & 15) << 4 : q & 15);
+                p[16 + i] = (unsigned char)(p[16 + i] | (q >> 4) << s);
+            }
+    }
+}
+
+/* Q6_K: ql[128], qh[64], int8 scales[16], f16 d; x = d * scale * (q - 32). In each half of 128, run
+ * r of 32 elements has its low bits in nibble r / 2 of ql[32 (r % 2) ..] and its high two bits at
+ * bit 2 r of qh. */
+void hd_decode_Q6_K(const void *src, float *dst, size_t n) {
+    const unsigned char *p = src;
+    for (size_t b = 0; b < n / n_elem; b++, p += 210, dst += n_elem) {
+        float d = load_f16(p + 208);
+        for (int i = 0; i < n_elem; i++) {
+            int h = i / 128, r = i % 128 / 32, l = i % 32;
+            int low = p[64 * h + 32 * (r % 2) + l] >> (4 * (r / 2)) & 15;
+            int high = p[128 + 32 * h + l] >> (2 * r) & 3;
+            dst[i] = d * (float)(int8_t)p[192 + i / 16] * (float)((low | high << 4) - 32);
+        }
+    }
+}
+
+void hd_encode_Q6_K(const float *src, const float *weight, void *dst, size_t n) {
+    unsigned char *p = dst;
+    for (size_t b = 0; b < n / n_elem; b++, p += 210, src += n_elem) {
+        struct symmetric a = {.lo = -32, .hi = 31, .scale_lo = -128, .scale_hi = 127};
+        memset(p, 0, 208);
+        encode_symmetric(&a, src, weight ? weight + b * n_elem : NULL, p + 208);
+        for (int s = 0; s < 16; s++) p[192 + s] = (unsigned char)(int8_t)a.scale[s];
+        for (int i = 0; i < n_elem; i++) {
+            int h = i / 128, r = i % 128 / 32, l = i % 32, q = a.q[i] + 32;
+            unsigned char *low = p + 64 * h + 32 * (r % 2) + l, *high = p + 128 + 32 * h + l;
+            *low = (unsigned char)(*low | (q & 15) << (4 * (r / 2)));
+            *high = (unsigned char)(*high | (q >> 4) << (2 * r));
+        }
+    }
+}
+
+/* Q2_K: scales[16] (low nibble scale, high nibble minimum), qs[64], f16 d, f16 dmin. In each half
+ * of 128, run r of 32 elements is at bits 2 r of qs[32 h ..]. */
+void hd_decode_Q2_K(const void *src, float *dst, size_t n) {
+    const unsigned char *p = src;
+    for (size_t b = 0; b < n / n_elem; b++, p += 84, dst += n_elem) {
+        float d = load_f16(p + 80), dmin = load_f16(p + 82);
+        for (int i = 0; i < n_elem; i++) {
+            int s = p[i / 16], q = p[16 + 32 * (i / 128) + i % 32] >> (2 * (i % 128 / 32)) & 3;
+            dst[i] = d * (float)(s & 15) * (float)q - dmin * (float)(s >> 4);
+        }
+    }
+}
+
+void hd_encode_Q2_K(const float *src, const float *weight, void *dst, size_t n) {
+    unsigned char *p = dst;
+    for (size_t b = 0; b < n / n_elem; b++, p += 84, src += n_elem) {
+        struct affine a = {.n_sub = 16, .hi = 3, .scale_max = 15};
+        encode_affine(&a, src, weight ? weight + b * n_elem : NULL, p + 80, p + 82);
+        memset(p + 16, 0, 64);
+        for (int s = 0; s < 16; s++) p[s] = (unsigned char)(a.scale[s] | a.min[s] << 4);
+        for (int i = 0; i < n_elem; i++) {
+            unsigned char *byte = p + 16 + 32 * (i / 128) + i % 32;
+            *byte = (unsigned char)(*byte | a.q[i] << (2 * (i % 128 / 32)));
+        }
+    }
+}
+
+/* Q3_K: hmask[32] (third bits), qs[64] (low two bits, as Q2_K), scales[12] (6 bits each, minus 32),
+ * f16 d; x = d * scale * (q - 4) with q of three bits. */
+static int q3_scale(const unsigned char *s, int i) {
+    int low = i < 8 ? s[i] & 15 : s[i - 8] >> 4;
+    return (low | (s[8 + i % 4] >> (2 * (i / 4)) & 3) << 4) - 32;
+}
+
+void hd_decode_Q3_K(const void *src, float *dst, size_t n) {
+    const unsigned char *p = src;
+    for (size_t b = 0; b < n / n_elem; b++, p += 110, dst += n_elem) {
+        float d = load_f16(p + 108);
+        for (int i = 0; i < n_elem; i++) {
+            int q = p[32 + 32 * (i / 128) + i % 32] >> (2 * (i % 128 / 32)) & 3;
+            q |= (p[i % 32] >> (i / 32) & 1) << 2;
+            dst[i] = d * (float)q3_scale(p + 96, i / 16) * (float)(q - 4);
+        }
+    }
+}
+
+void hd_encode_Q3_K(const float *src, const float *weight, void *dst, size_t n) {
+    unsigned char *p = dst;
+    for (size_t b = 0; b < n / n_elem; b++, p += 110, src += n_elem) {
+        struct symmetric a = {.lo = -4, .hi = 3, .scale_lo = -32, .scale_hi = 31};
+        memset(p, 0, 108);
+        encode_symmetric(&a, src, weight ? weight + b * n_elem : NULL, p + 108);
+        for (int s = 0; s < 16; s++) {
+            int v = a.scale[s] + 32;
+            unsigned char *low = p + 96 + s % 8, *high = p + 104 + s % 4;
+            *low = (unsigned char)(*low | (v & 15) << (s < 8 ? 0 : 4));
+            *high = (unsigned char)(*high | (v >> 4) << (2 * (s / 4)));
+        }
+        for (int i = 0; i < n_elem; i++) {
+            int q = a.q[i] + 4;
+            unsigned char *low = p + 32 + 32 * (i / 128) + i % 32, *high = p + i % 32;
+            *low = (unsigned char)(*low | (q & 3) << (2 * (i % 128 / 32)));
+            *high = (unsigned char)(*high | (q >> 2) << (i / 32));
+        }
+    }
+}
+
+/* IQ4_XS: f16 d, u16 scales_h, scales_l[4], qs[128]; x = d * (scale - 32) * code[q]. Sub-block s of
+ * 32: low scale bits in nibble s of scales_l, high two at bits 2 s of scales_h; element j in the
+ * low and j + 16 in the high half of qs[16 s + j]. */
+void hd_decode_IQ4_XS(const void *src, float *dst, size_t n) {
+    const unsigned char *p = src;
+    for (size_t b = 0; b < n / n_elem; b++, p += 136, dst += n_elem) {
+        float d = load_f16(p);
+        int high = p[2] | p[3] << 8;
+        for (int i = 0; i < n_elem; i++) {
+            int s = i / 32, j = i % 32;
+            int scale = (p[4 + s / 2] >> (4 * (s % 2)) & 15) | (high >> (2 * s) & 3) << 4;
+            int q = p[8 + 16 * s + j % 16] >> (j < 16 ? 0 : 4) & 15;
+            dst[i] = d * (float)(scale - 32) * (float)hd_iq4_value(q);
+        }
+    }
+}
+
+void hd_encode_IQ4_XS(const float *src, const float *weight, void *dst, size_t n) {
+    unsigned char *p = dst;
+    for (size_t b = 0; b < n / n_elem; b++, p += 136, src += n_elem) {
+        float d[8], extreme = 0;
+        for (int s = 0; s < 8; s++) {
+            d[s] = hd_iq4_fit(src + 32 * s, weight ? weight + b * n_elem + (size_t)(32 * s) : NULL,
+                              32);
+            if (fabsf(d[s]) > fabsf(extreme)) extreme = d[s];
+        }
+        memset(p, 0, 136);
+        float unit = store_f16(p, extreme / -32);
+        int high = 0;
+        for (int s = 0; s < 8; s++) {
+            int scale = unit != 0 ? clamp_round(d[s] / unit, -32, 31) : 0;
+            p[4 + s / 2] = (unsigned char)(p[4 + s / 2] | ((scale + 32) & 15) << (4 * (s % 2)));
+            high |= (scale + 32) >> 4 << (2 * s);
+            float inverse = scale != 0 ? 1 / (unit * (float)scale) : 0;
+            for (int j = 0; j < 32; j++) {
+                int q = hd_iq4_nearest(src[32 * s + j] * inverse);
+                unsigned char *byte = p + 8 + 16 * s + j % 16;
+                *byte = (unsigned char)(*byte | q << (j < 16 ? 0 : 4));
+            }
+        }
+        p[2] = (unsigned char)high;
+        p[3] = (unsigned char)(high >> 8);
+    }
+}

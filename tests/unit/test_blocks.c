@@ -1,0 +1,246 @@
+/* Block formats: decoders against the layout formulas written out literally, on random bytes;
+ * encode and decode round trips within each format's error. */
+#include "support/check.h"
+
+#include "quant/format.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef unsigned char u8;
+
+static uint64_t seed = 12345;
+
+static uint32_t next_random(void) {
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(seed >> 33);
+}
+
+/* Roughly Gaussian, deviation 1. */
+static float gauss(void) {
+    float sum = 0;
+    for (int i = 0; i < 12; i++) sum += (float)next_random() / 2147483648.0f;
+    return sum - 6;
+}
+
+static float h(const u8 *p) { return hd_f16_to_f32((uint16_t)(p[0] | p[1] << 8)); }
+
+static const int kv[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                           1,    13,   25,  38,  53,  69,  89,  113};
+static const float fp4[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
+
+static void literal_small(enum hd_format f, const u8 *p, float *y) {
+    for (int j = 0; j < 16; j++) {
+        switch (f) {
+        case HD_Q4_0:
+            y[j] = h(p) * (float)((p[2 + j] & 15) - 8);
+            y[j + 16] = h(p) * (float)((p[2 + j] >> 4) - 8);
+            break;
+        case HD_Q4_1:
+            y[j] = h(p) * (float)(p[4 + j] & 15) + h(p + 2);
+            y[j + 16] = h(p) * (float)(p[4 + j] >> 4) + h(p + 2);
+            break;
+        case HD_Q5_0:
+        case HD_Q5_1: {
+            int at = f == HD_Q5_0 ? 2 : 4;
+            uint32_t qh;
+            memcpy(&qh, p + at, 4);
+            int lo = (p[at + 4 + j] & 15) + 16 * (int)(qh >> j & 1);
+            int hi = (p[at + 4 + j] >> 4) + 16 * (int)(qh >> (j + 16) & 1);
+            y[j] = f == HD_Q5_0 ? h(p) * (float)(lo - 16) : h(p) * (float)lo + h(p + 2);
+            y[j + 16] = f == HD_Q5_0 ? h(p) * (float)(hi - 16) : h(p) * (float)hi + h(p + 2);
+            break;
+        }
+        case HD_IQ4_NL:
+            y[j] = h(p) * (float)kv[p[2 + j] & 15];
+            y[j + 16] = h(p) * (float)kv[p[2 + j] >> 4];
+            break;
+        default:
+            y[j] = ldexpf(fp4[p[1 + j] & 15], p[0] - 127);
+            y[j + 16] = ldexpf(fp4[p[1 + j] >> 4], p[0] - 127);
+        }
+    }
+}
+
+static void scale_min_k4(const u8 *S, int j, int *sc, int *m) {
+    if (j < 4) {
+        *sc = S[j] & 63;
+        *m = S[j + 4] & 63;
+    } else {
+        *sc = (S[j + 4] & 15) | (S[j - 4] >> 6) << 4;
+        *m = (S[j + 4] >> 4) | (S[j] >> 6) << 4;
+    }
+}
+
+static void literal_q45(enum hd_format f, const u8 *p, float *y) {
+    float d = h(p), dmin = h(p + 2);
+    const u8 *S = p + 4, *qh = p + 16, *qs = f == HD_Q4_K ? p + 16 : p + 48;
+    for (int c = 0; c < 4; c++)
+        for (int l = 0; l < 32; l++) {
+            int s0, m0, s1, m1, b0 = 0, b1 = 0;
+            scale_min_k4(S, 2 * c, &s0, &m0);
+            scale_min_k4(S, 2 * c + 1, &s1, &m1);
+            if (f == HD_Q5_K) {
+                b0 = 16 * (qh[l] >> (2 * c) & 1);
+                b1 = 16 * (qh[l] >> (2 * c + 1) & 1);
+            }
+            y[64 * c + l] = d * (float)s0 * (float)((qs[32 * c + l] & 15) + b0) - dmin * (float)m0;
+            y[64 * c + 32 + l] =
+                d * (float)s1 * (float)((qs[32 * c + l] >> 4) + b1) - dmin * (float)m1;
+        }
+}
+
+static void literal_q6(const u8 *p, float *y) {
+    float d = h(p + 208);
+    for (int n = 0; n < 2; n++)
+        for (int l = 0; l < 32; l++) {
+            const u8 *ql = p + 64 * n, *qh = p + 128 + 32 * n;
+            const int8_t *sc = (const int8_t *)p + 192 + 8 * n;
+            int k = l / 16;
+            int q1 = (ql[l] & 15) | (qh[l] & 3) << 4, q2 = (ql[l + 32] & 15) | ((qh[l] >> 2) & 3)
+                                                                                   << 4;
+            int q3 = (ql[l] >> 4) | ((qh[l] >> 4) & 3) << 4,
+                q4 = (ql[l + 32] >> 4) | ((qh[l] >> 6) & 3) << 4;
+            y[128 * n + l] = d * (float)sc[k] * (float)(q1 - 32);
+            y[128 * n + l + 32] = d * (float)sc[k + 2] * (float)(q2 - 32);
+            y[128 * n + l + 64] = d * (float)sc[k + 4] * (float)(q3 - 32);
+            y[128 * n + l + 96] = d * (float)sc[k + 6] * (float)(q4 - 32);
+        }
+}
+
+static void literal_q23(enum hd_format f, const u8 *p, float *y) {
+    int scale[16];
+    const u8 *S = p + 96;
+    for (int i = 0; i < 16; i++) {
+        int low = i < 8 ? S[i] & 15 : S[i - 8] >> 4;
+        scale[i] = (low | ((S[8 + (i & 3)] >> (2 * (i >> 2))) & 3) << 4) - 32;
+    }
+    for (int n = 0; n < 2; n++)
+        for (int q = 0; q < 4; q++)
+            for (int l = 0; l < 32; l++) {
+                int g = 8 * n + 2 * q + (l >= 16), at = 128 * n + 32 * q + l;
+                if (f == HD_Q2_K) {
+                    int v = (p[16 + 32 * n + l] >> (2 * q)) & 3;
+                    y[at] =
+                        h(p + 80) * (float)(p[g] & 15) * (float)v - h(p + 82) * (float)(p[g] >> 4);
+                } else {
+                    int v =
+                        ((p[32 + 32 * n + l] >> (2 * q)) & 3) - (p[l] >> (4 * n + q) & 1 ? 0 : 4);
+                    y[at] = h(p + 108) * (float)scale[g] * (float)v;
+                }
+            }
+}
+
+static void literal_iq4_xs(const u8 *p, float *y) {
+    int scales_h = p[2] | p[3] << 8;
+    for (int b = 0; b < 8; b++) {
+        int low = b % 2 ? p[4 + b / 2] >> 4 : p[4 + b / 2] & 15;
+        int ls = low | ((scales_h >> (2 * b)) & 3) << 4;
+        for (int j = 0; j < 16; j++) {
+            y[32 * b + j] = h(p) * (float)(ls - 32) * (float)kv[p[8 + 16 * b + j] & 15];
+            y[32 * b + 16 + j] = h(p) * (float)(ls - 32) * (float)kv[p[8 + 16 * b + j] >> 4];
+        }
+    }
+}
+
+static void literal(enum hd_format f, const u8 *p, float *y) {
+    switch (f) {
+    case HD_Q2_K:
+    case HD_Q3_K: literal_q23(f, p, y); break;
+    case HD_Q4_K:
+    case HD_Q5_K: literal_q45(f, p, y); break;
+    case HD_Q6_K: literal_q6(p, y); break;
+    case HD_IQ4_XS: literal_iq4_xs(p, y); break;
+    default: literal_small(f, p, y);
+    }
+}
+
+static const struct {
+    enum hd_format f;
+    double rms; /* relative error of Gaussian data that the encoder must stay below */
+} cases[] = {
+    {HD_Q4_0, .095},   {HD_Q4_1, .085}, {HD_Q5_0, .048}, {HD_Q5_1, .042},
+    {HD_IQ4_NL, .085}, {HD_MXFP4, .15}, {HD_Q2_K, .34},  {HD_Q3_K, .19},
+    {HD_Q4_K, .085},   {HD_Q5_K, .043}, {HD_Q6_K, .021}, {HD_IQ4_XS, .085},
+};
+
+static void decoders_follow_the_layout(void **state) {
+    (void)state;
+    for (size_t c = 0; c < HD_COUNT_OF(cases); c++) {
+        const hd_format_info *i = hd_format_get(cases[c].f);
+        for (int round = 0; round < 200; round++) {
+            u8 block[256];
+            float want[256], got[256];
+            for (int k = 0; k < i->block_bytes; k++) block[k] = (u8)next_random();
+            literal(cases[c].f, block, want);
+            i->decode(block, got, (size_t)i->block_elems);
+            for (int k = 0; k < i->block_elems; k++)
+                if (got[k] != want[k] && !(isnan(got[k]) && isnan(want[k])) &&
+                    !(cases[c].f == HD_MXFP4 && block[0] == 255))
+                    fail_msg("%s element %d: %g, expected %g", i->name, k, (double)got[k],
+                             (double)want[k]);
+        }
+    }
+}
+
+static double round_trip(enum hd_format f, const float *x, const float *weight, float *y,
+                         size_t n) {
+    static u8 bytes[1 << 16];
+    const hd_format_info *i = hd_format_get(f);
+    assert_true(hd_format_bytes(f, n) <= sizeof bytes);
+    i->encode_weighted(x, weight, bytes, n);
+    i->decode(bytes, y, n);
+    double error = 0, all = 0;
+    for (size_t k = 0; k < n; k++) {
+        double w = weight ? (double)weight[k] : 1;
+        error += w * (double)(x[k] - y[k]) * (double)(x[k] - y[k]);
+        all += w * (double)x[k] * (double)x[k];
+    }
+    return sqrt(error / all);
+}
+
+static void encoders_stay_within_their_error(void **state) {
+    (void)state;
+    enum { n = 256 * 64 };
+    static float x[n], y[n], weight[n];
+    for (int k = 0; k < n; k++) {
+        x[k] = 0.02f * gauss();
+        weight[k] = k % 32 < 4 ? 30.0f : 1.0f;
+    }
+    for (size_t c = 0; c < HD_COUNT_OF(cases); c++) {
+        const char *name = hd_format_get(cases[c].f)->name;
+        double plain = round_trip(cases[c].f, x, NULL, y, n);
+        printf("%-7s relative error %.4f\n", name, plain);
+        if (!(plain < cases[c].rms)) fail_msg("%s: %.4f, limit %.4f", name, plain, cases[c].rms);
+        double weighted = round_trip(cases[c].f, x, weight, y, n);
+        if (!(weighted < 1.1 * cases[c].rms)) fail_msg("%s weighted: %.4f", name, weighted);
+    }
+}
+
+static void extremes_are_encoded(void **state) {
+    (void)state;
+    static const float values[] = {0, 1e-30f, -1e-30f, 60000, -60000, 1e-38f, 3e4f};
+    for (size_t c = 0; c < HD_COUNT_OF(cases); c++)
+        for (size_t v = 0; v < HD_COUNT_OF(values); v++) {
+            float x[256], y[256];
+            for (int k = 0; k < 256; k++) x[k] = values[v];
+            u8 block[8 * 32];
+            const hd_format_info *i = hd_format_get(cases[c].f);
+            i->encode(x, block, (size_t)i->block_elems);
+            i->decode(block, y, (size_t)i->block_elems);
+            for (int k = 0; k < i->block_elems; k++) {
+                assert_true(isfinite(y[k]));
+                assert_true(fabsf(y[k] - x[k]) <= 0.26f * fabsf(x[k]) + 1e-6f);
+            }
+        }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(decoders_follow_the_layout),
+        cmocka_unit_test(encoders_stay_within_their_error),
+        cmocka_unit_test(extremes_are_encoded),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -21,8 +21,8 @@ if(EXISTS ${HADAL_WEB_BUILD}/failed)
     file(REMOVE ${HADAL_WEB_TABLE})
 endif()
 
-file(GLOB HADAL_WEB_INPUTS CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/web/src/* ${CMAKE_SOURCE_DIR}/web/*.*
-    ${CMAKE_SOURCE_DIR}/web/.npmrc)
+file(GLOB HADAL_WEB_INPUTS CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/web/src/*
+    ${CMAKE_SOURCE_DIR}/web/test/* ${CMAKE_SOURCE_DIR}/web/*.* ${CMAKE_SOURCE_DIR}/web/.npmrc)
 add_custom_command(
     OUTPUT ${HADAL_WEB_TABLE}
     COMMAND ${CMAKE_COMMAND}

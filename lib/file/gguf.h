@@ -23,6 +23,8 @@ bool hd_gguf_array_int(const hd_gguf *g, const char *key, size_t ix, int64_t *ou
 bool hd_gguf_array_num(const hd_gguf *g, const char *key, size_t ix, double *out);
 /* All strings of a string array: arena-free, caller frees the returned block with hd_free. */
 bool hd_gguf_array_strs(const hd_gguf *g, const char *key, hd_str **out, size_t *n);
+/* A value as it lies in the file, for hd_gguf_set_raw: its type number and its bytes. */
+void hd_gguf_raw(const hd_gguf *g, size_t ix, uint32_t *type, hd_str *bytes);
 
 /* Writer: set metadata, declare every tensor, begin, then give the data in declaration order. */
 typedef struct hd_gguf_writer hd_gguf_writer;
@@ -34,6 +36,9 @@ void hd_gguf_set_bool(hd_gguf_writer *w, const char *key, bool v);
 void hd_gguf_set_str(hd_gguf_writer *w, const char *key, hd_str v);
 void hd_gguf_set_strs(hd_gguf_writer *w, const char *key, const hd_str *v, size_t n);
 void hd_gguf_set_i32s(hd_gguf_writer *w, const char *key, const int32_t *v, size_t n);
+/* A value read elsewhere, copied as it is. */
+void hd_gguf_set_raw(hd_gguf_writer *w, hd_str key, uint32_t type, hd_str bytes);
+/* name: at most 63 bytes. Keys and names are set once each (asserted). */
 void hd_gguf_declare(hd_gguf_writer *w, const char *name, enum hd_format f, int n_dim,
                      const int64_t *ne);
 HD_MUST_CHECK hd_status hd_gguf_begin(hd_gguf_writer *w);

@@ -93,18 +93,18 @@ static void q8_0_known_block(void **state) {
     assert_true(y[0] == 254 && y[1] == -254 && y[2] == 2 && y[3] == -2 && y[4] == 0 && y[7] == 6);
 }
 
-/* q comes from the unrounded scale: with amax 1, d = 1/127 is not an f16, and 0.5 * 127 = 63.5
- * rounds away from zero to 64 (the rounded scale would give 63). */
+/* q comes from the unrounded scale: with amax 1, 0.49998 * 127 = 63.4975 is 63. The stored f16
+ * scale is 0.00787354, whose inverse 127.008 would give 63.501 and so 64. */
 static void q8_0_uses_the_unrounded_scale(void **state) {
     (void)state;
-    float x[32] = {1, 0.5f, -0.5f};
+    float x[32] = {1, 0.49998f, -0.49998f};
     unsigned char b[34];
     hd_format_get(HD_Q8_0)->encode(x, b, 32);
     uint16_t d;
     memcpy(&d, b, 2);
-    assert_int_equal(d, hd_f32_to_f16(1.0f / 127));
-    assert_int_equal((int8_t)b[3], (int)roundf(0.5f * (1 / (1.0f / 127))));
-    assert_int_equal((int8_t)b[4], -(int8_t)b[3]);
+    assert_int_equal(d, 0x2008);
+    assert_int_equal((int8_t)b[3], 63);
+    assert_int_equal((int8_t)b[4], -63);
 }
 
 static void q8_0_survives_odd_input(void **state) {

@@ -1,0 +1,262 @@
+/* Opening a model: decides what a path is, keeps the mappings and the directory of tensors, and
+ * hashes them. The formats themselves are in gguf.c and safetensors.c. */
+#include "file/checkpoint_build.h"
+
+#include "base/utf8.h"
+#include "file/gguf.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <xxhash.h>
+
+enum { name_bytes_max = 255, small_file_bytes_max = 256 << 20, split_parts_max = 9999 };
+
+static hd_checkpoint *checkpoint_new(const char *path) {
+    hd_checkpoint *c = hd_alloc_zero(1, sizeof *c);
+    c->path = hd_strdup(path);
+    c->arena = hd_arena_new(16 << 10);
+    c->by_name = hd_map_new(64);
+    return c;
+}
+
+void hd_checkpoint_close(hd_checkpoint *c) {
+    if (!c) return;
+    hd_gguf_free(c->gguf);
+    for (int i = 0; i < c->n_mapping; i++) hd_mapping_close(&c->mapping[i]);
+    hd_free(c->mapping);
+    hd_free(c->tensor);
+    hd_map_free(c->by_name);
+    hd_arena_free(c->arena);
+    hd_free(c->path);
+    hd_free(c);
+}
+
+hd_status hd_checkpoint_map(hd_checkpoint *c, const char *path, hd_mapping *out,
+                            const char **name) {
+    HD_TRY(hd_mapping_open(path, out));
+    c->mapping = hd_realloc(c->mapping, (size_t)(c->n_mapping + 1) * sizeof *c->mapping);
+    c->mapping[c->n_mapping++] = *out;
+    *name = hd_arena_strndup(c->arena, path, strlen(path));
+    return HD_OK;
+}
+
+/* Names are printed and used as C strings: no control characters, valid UTF-8. */
+static bool is_clean(hd_str name) {
+    for (size_t i = 0; i < name.len; i++)
+        if ((unsigned char)name.ptr[i] < 0x20 || name.ptr[i] == 0x7F) return false;
+    return hd_utf8_is_valid(name.ptr, name.len);
+}
+
+hd_status hd_checkpoint_add(hd_checkpoint *c, hd_str name, const hd_file_tensor *t) {
+    if (name.len == 0 || name.len > name_bytes_max || !is_clean(name))
+        return HD_FAIL(CORRUPT,
+                       "%s: tensor name \"%s\": expected 1 to %d bytes of clean UTF-8, found %zu",
+                       t->file, hd_show(name), name_bytes_max, name.len);
+    if (c->n_tensor == c->room) {
+        c->room = c->room ? c->room * 2 : 64;
+        c->tensor = hd_realloc(c->tensor, c->room * sizeof *c->tensor);
+    }
+    char *copy = hd_arena_strndup(c->arena, name.ptr, name.len);
+    if (!hd_map_put(c->by_name, (hd_str){copy, name.len}, c->n_tensor))
+        return HD_FAIL(CORRUPT, "%s: tensor %s: expected each name once, found it twice", t->file,
+                       hd_show(name));
+    c->tensor[c->n_tensor] = *t;
+    c->tensor[c->n_tensor++].name = copy;
+    return HD_OK;
+}
+
+hd_status hd_tensor_bytes(const hd_file_tensor *t, hd_str name, uint64_t *n_byte) {
+    const hd_format_info *f = hd_format_get(t->format);
+    uint64_t n = 1;
+    bool is_zero = false;
+    for (int d = 0; d < t->n_dim; d++) {
+        if (t->ne[d] < 0)
+            return HD_FAIL(CORRUPT, "%s: tensor %s: dimension %d: expected 0 or more, found %lld",
+                           t->file, hd_show(name), d, (long long)t->ne[d]);
+        is_zero |= t->ne[d] == 0;
+    }
+    for (int d = 0; d < t->n_dim && !is_zero; d++)
+        if (__builtin_mul_overflow(n, (uint64_t)t->ne[d], &n) || n > INT64_MAX / 8)
+            return HD_FAIL(CORRUPT,
+                           "%s: tensor %s: expected fewer than 2^60 elements, found dimensions "
+                           "whose product is larger",
+                           t->file, hd_show(name));
+    if (t->n_dim > 0 && t->ne[0] % f->block_elems != 0)
+        return HD_FAIL(CORRUPT,
+                       "%s: tensor %s: %s rows: expected a multiple of %d elements, found %lld",
+                       t->file, hd_show(name), f->name, f->block_elems, (long long)t->ne[0]);
+    if (t->n_dim == 0 && f->block_elems != 1)
+        return HD_FAIL(CORRUPT, "%s: tensor %s: expected a plain format for a scalar, found %s",
+                       t->file, hd_show(name), f->name);
+    *n_byte = is_zero ? 0 : n / (uint64_t)f->block_elems * (uint64_t)f->block_bytes;
+    return HD_OK;
+}
+
+/* The name of part `no` (from 1) of `count`, given that of part 1; heap, or NULL when part 1 is
+ * not named PREFIX-00001-of-NNNNN.gguf. */
+static char *part_name(const char *first, int no, int count) {
+    char tail[64];
+    size_t n = strlen(first);
+    snprintf(tail, sizeof tail, "-00001-of-%05d.gguf", count);
+    if (n < strlen(tail) || strcmp(first + n - strlen(tail), tail) != 0) return NULL;
+    char *p = hd_strdup(first);
+    snprintf(p + n - strlen(tail), strlen(tail) + 1, "-%05d-of-%05d.gguf", no, count);
+    return p;
+}
+
+static hd_status open_part(hd_checkpoint *c, const char *path, int64_t no, int64_t count) {
+    hd_mapping m;
+    const char *name;
+    hd_gguf *g = NULL;
+    HD_TRY(hd_checkpoint_map(c, path, &m, &name));
+    HD_TRY(hd_gguf_parse(c, m.ptr, m.n_byte, name, &g));
+    int64_t found_no = -1, found_count = -1;
+    hd_status s = HD_OK;
+    if (!hd_gguf_int(g, "split.no", &found_no) || !hd_gguf_int(g, "split.count", &found_count) ||
+        found_no != no || found_count != count)
+        s = HD_FAIL(CORRUPT, "%s: expected split.no %lld of %lld, found %lld of %lld", name,
+                    (long long)no, (long long)count, (long long)found_no, (long long)found_count);
+    hd_gguf_free(g); /* metadata is part 1's alone */
+    return s;
+}
+
+/* Opens parts 2 and on of a split file. */
+static hd_status open_split(hd_checkpoint *c) {
+    int64_t count = 1, no = 0, n_tensor = 0;
+    if (!hd_gguf_int(c->gguf, "split.count", &count) || count == 1) return HD_OK;
+    if (count < 1 || count > split_parts_max)
+        return HD_FAIL(CORRUPT, "%s: split.count: expected 1 to %d, found %lld", c->path,
+                       split_parts_max, (long long)count);
+    if (!hd_gguf_int(c->gguf, "split.no", &no) || no != 0)
+        return HD_FAIL(INVALID, "%s: expected the first part (split.no 0), found split.no %lld",
+                       c->path, (long long)no);
+    for (int i = 1; i < count; i++) {
+        char *part = part_name(c->path, i + 1, (int)count);
+        if (!part)
+            return HD_FAIL(INVALID,
+                           "%s: the first of %lld parts: expected a name that ends in "
+                           "-00001-of-%05lld.gguf",
+                           c->path, (long long)count, (long long)count);
+        hd_status s = open_part(c, part, i, count);
+        hd_free(part);
+        if (s != HD_OK) return s;
+    }
+    if (hd_gguf_int(c->gguf, "split.tensors.count", &n_tensor) && n_tensor != (int64_t)c->n_tensor)
+        return HD_FAIL(CORRUPT, "%s: expected %lld tensors (split.tensors.count), found %zu",
+                       c->path, (long long)n_tensor, c->n_tensor);
+    return HD_OK;
+}
+
+static hd_status open_gguf(hd_checkpoint *c) {
+    hd_mapping m;
+    const char *name;
+    HD_TRY(hd_checkpoint_map(c, c->path, &m, &name));
+    HD_TRY(hd_gguf_parse(c, m.ptr, m.n_byte, name, &c->gguf));
+    return open_split(c);
+}
+
+hd_status hd_checkpoint_open(const char *path, hd_checkpoint **out) {
+    *out = NULL;
+    struct stat st;
+    if (stat(path, &st) != 0) {
+        if (errno == ENOENT || errno == ENOTDIR)
+            return HD_FAIL(NOT_FOUND, "%s: no such file or folder", path);
+        return HD_FAIL(IO, "%s: cannot open: %s", path, strerror(errno));
+    }
+    hd_checkpoint *c = checkpoint_new(path);
+    c->is_folder = S_ISDIR(st.st_mode);
+    hd_status s = c->is_folder ? hd_safetensors_open(c) : open_gguf(c);
+    if (s != HD_OK) {
+        hd_checkpoint_close(c);
+        return s;
+    }
+    *out = c;
+    return HD_OK;
+}
+
+hd_status hd_checkpoint_open_memory(const void *p, size_t n_byte, const char *name,
+                                    hd_checkpoint **out) {
+    *out = NULL;
+    hd_checkpoint *c = checkpoint_new(name);
+    hd_status s = hd_gguf_parse(c, p, n_byte, c->path, &c->gguf);
+    int64_t count;
+    if (s == HD_OK && hd_gguf_int(c->gguf, "split.count", &count) && count != 1)
+        s = HD_FAIL(UNSUPPORTED, "%s: split.count: expected 1 in memory, found %lld", name,
+                    (long long)count);
+    if (s != HD_OK) {
+        hd_checkpoint_close(c);
+        return s;
+    }
+    *out = c;
+    return HD_OK;
+}
+
+const char *hd_checkpoint_path(const hd_checkpoint *c) { return c->path; }
+size_t hd_checkpoint_count(const hd_checkpoint *c) { return c->n_tensor; }
+const hd_gguf *hd_checkpoint_gguf(const hd_checkpoint *c) { return c->gguf; }
+
+const hd_file_tensor *hd_checkpoint_at(const hd_checkpoint *c, size_t ix) {
+    HD_ASSERT(ix < c->n_tensor);
+    return &c->tensor[ix];
+}
+
+const hd_file_tensor *hd_checkpoint_find(const hd_checkpoint *c, const char *name) {
+    uint64_t ix;
+    return hd_map_get(c->by_name, hd_str_of(name), &ix) ? &c->tensor[ix] : NULL;
+}
+
+hd_status hd_checkpoint_file(const hd_checkpoint *c, const char *name, char **text,
+                             size_t *n_byte) {
+    *text = NULL;
+    *n_byte = 0;
+    HD_ASSERT(!strchr(name, '/'));
+    if (!c->is_folder) return HD_FAIL(NOT_FOUND, "%s: a single file has no %s", c->path, name);
+    char *path = hd_path_join(c->path, name);
+    hd_status s = hd_text_read(path, small_file_bytes_max, text, n_byte);
+    hd_free(path);
+    return s;
+}
+
+static int by_name(const void *a, const void *b) {
+    const hd_file_tensor *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
+}
+
+/* Of a tensor's description: everything but its bytes. */
+static void hash_head(XXH3_state_t *h, const hd_file_tensor *t) {
+    int64_t head[6] = {
+        hd_format_get(t->format)->gguf_id, t->n_dim, t->ne[0], t->ne[1], t->ne[2], t->ne[3]};
+    XXH3_128bits_update(h, t->name, strlen(t->name) + 1);
+    XXH3_128bits_update(h, head, sizeof head);
+}
+
+void hd_checkpoint_hash(const hd_checkpoint *c, char out[33],
+                        void (*on_progress)(void *user, uint64_t done, uint64_t all), void *user) {
+    enum { piece_bytes = 64 << 20 };
+    const hd_file_tensor **sorted = hd_alloc((c->n_tensor + 1) * sizeof *sorted);
+    uint64_t done = 0, all = 0;
+    for (size_t i = 0; i < c->n_tensor; i++) {
+        sorted[i] = &c->tensor[i];
+        all += c->tensor[i].n_byte;
+    }
+    qsort(sorted, c->n_tensor, sizeof *sorted, by_name);
+    XXH3_state_t h;
+    XXH3_128bits_reset(&h);
+    for (size_t i = 0; i < c->n_tensor; i++) {
+        const hd_file_tensor *t = sorted[i];
+        hash_head(&h, t);
+        for (uint64_t at = 0; at < t->n_byte; at += piece_bytes) {
+            uint64_t n = t->n_byte - at < piece_bytes ? t->n_byte - at : piece_bytes;
+            XXH3_128bits_update(&h, (const char *)t->data + at, (size_t)n);
+            done += n;
+            if (on_progress) on_progress(user, done, all);
+        }
+    }
+    hd_free(sorted);
+    XXH128_hash_t r = XXH3_128bits_digest(&h);
+    snprintf(out, 33, "%016llx%016llx", (unsigned long long)r.high64, (unsigned long long)r.low64);
+}

@@ -1,0 +1,71 @@
+/* The engine loop as five verbs: drain, plan, step, commit, emit.
+ *
+ * hd_loop_turn runs one turn on the calling thread: the engine's thread in the server, the test or
+ * the simulator elsewhere, with an injected clock and an injected step. Every request that was
+ * submitted gets its tokens in order and then exactly one event with finish set, whatever happens
+ * to it. Nothing allocates in a turn: what a request needs is allocated when it is submitted, on
+ * the submitter's thread, and freed after its last event. */
+#ifndef HD_ENGINE_LOOP_H
+#define HD_ENGINE_LOOP_H
+
+#include "base/clock.h"
+#include "hadal.h"
+#include "sched/sched.h"
+#include "text/tokenizer.h"
+
+/* What a step yields: logits to sample from, or (a fake device) tokens already chosen. */
+typedef struct hd_step_out {
+    const float *logits;  /* [n_out, n_vocab] valid until the next step; or NULL */
+    const int32_t *token; /* [n_out]; -1: a row whose numbers were not finite */
+} hd_step_out;
+
+/* The device behind the loop. A failing step ends the requests of its batch with that status;
+ * HD_E_DEVICE ends every request, and the loop accepts no more. */
+typedef struct hd_stepper {
+    hd_status (*step)(void *ctx, const hd_batch *b, hd_step_out *out);
+    void *ctx;
+} hd_stepper;
+
+typedef struct hd_loop_config {
+    hd_sched_config sched; /* its queue bounds are held at submission */
+    hd_clock clock;
+    hd_stepper stepper;
+    int n_vocab;
+    const int32_t *no_token; /* [n_no_token] ids that are never sampled; copied */
+    int n_no_token;
+    const int32_t *end_token; /* [n_end_token] the model's end tokens; copied */
+    int n_end_token;
+    const hd_tokenizer *tokenizer; /* borrowed; NULL: stop strings are refused */
+    uint64_t seed;                 /* of the seeds given to requests that bring none */
+    bool has_metrics;              /* report to base/metric (one loop a process) */
+} hd_loop_config;
+
+typedef struct hd_loop hd_loop;
+hd_loop *hd_loop_new(const hd_loop_config *c);
+/* After hd_loop_end_all, or when every request has ended. Accepts NULL. */
+void hd_loop_free(hd_loop *l);
+
+/* Any thread. The request is validated (hd_request_check) except for stop strings, whose limits
+ * hd_stream_new checks: HD_E_INVALID. HD_E_CONTEXT: never fits. HD_E_BUSY: too many wait.
+ * HD_E_UNAVAILABLE: stopped. */
+HD_MUST_CHECK hd_status hd_loop_submit(hd_loop *l, const hd_request *r, uint64_t *id);
+void hd_loop_cancel(hd_loop *l, uint64_t id);
+
+/* One turn; false when there was nothing to do. One thread at a time, the loop's owner. */
+bool hd_loop_turn(hd_loop *l);
+/* The owner: accepts no more requests and ends every one: CANCELLED when status is HD_OK, else
+ * ERROR with it and this thread's error text. */
+void hd_loop_end_all(hd_loop *l, hd_status status);
+/* The owner, on a thread of its own: turns, sleeping while idle, until hd_loop_stop; then ends all.
+ */
+void hd_loop_run(hd_loop *l);
+void hd_loop_stop(hd_loop *l); /* any thread */
+
+/* Any thread; never blocks on the loop. */
+void hd_loop_get_stats(const hd_loop *l, hd_engine_stats *out);
+/* The owner: between requests, forgets cached prefixes. */
+void hd_loop_drop_cache(hd_loop *l);
+/* The owner: asserts every invariant, the scheduler's too. */
+void hd_loop_check(hd_loop *l);
+
+#endif

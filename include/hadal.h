@@ -141,6 +141,7 @@ typedef struct hd_request {
     const int32_t *stop_token;
     int n_stop_token;
     bool ignore_eos;
+    bool keep_special;   /* special tokens count as text when stop strings are matched */
     int priority;        /* lower is sooner */
     uint64_t cache_salt; /* 0: shared prefix cache */
     hd_event_fn on_event;
@@ -190,9 +191,16 @@ typedef struct hd_text_out {
     hd_str reasoning, content; /* valid until the next call */
     bool stopped;
 } hd_text_out;
-HD_MUST_CHECK hd_status hd_text_stream_new(const hd_engine *e, bool in_reasoning,
-                                           bool split_reasoning, bool keep_special,
-                                           const hd_str *stop, int n_stop, hd_text_stream **out);
+typedef struct hd_text_stream_options {
+    bool in_reasoning;    /* hd_engine_chat's answer */
+    bool split_reasoning; /* false: everything is content, markers included */
+    bool keep_special;    /* show special tokens, as hd_request.keep_special */
+    const hd_str *stop;   /* [n_stop] copied */
+    int n_stop;
+    int min_tokens; /* as hd_request.min_tokens: stops are not looked for in the text before */
+} hd_text_stream_options;
+HD_MUST_CHECK hd_status hd_text_stream_new(const hd_engine *e, const hd_text_stream_options *o,
+                                           hd_text_stream **out);
 void hd_text_stream_free(hd_text_stream *s); /* accepts NULL */
 hd_text_out hd_text_stream_feed(hd_text_stream *s, int32_t token);
 hd_text_out hd_text_stream_end(hd_text_stream *s);

@@ -15,7 +15,7 @@ struct hd_inbox {
     pthread_cond_t filled;
     hd_message *ring; /* [2 * n_slot] */
     int ring_first, ring_n;
-    hd_job **slot;     /* [n_slot] NULL: free or reserved */
+    hd_job **slot;      /* [n_slot] NULL: free or reserved */
     int32_t *free_slot; /* [n_free] */
     int n_free;
     uint64_t serial; /* of the last reservation */
@@ -73,7 +73,8 @@ static hd_status refuse_busy(const hd_inbox *x, int n_prompt) {
     int64_t tok_max = x->limits.waiting_tok_max;
     /* One request alone may pass the bound: it would never be accepted otherwise. */
     if (tok_max > 0 && x->n_waiting > 0 && x->waiting_tok + n_prompt > tok_max)
-        return HD_FAIL(BUSY, "the queue is full: %lld prompt tokens wait and %d are asked, %lld may",
+        return HD_FAIL(BUSY,
+                       "the queue is full: %lld prompt tokens wait and %d are asked, %lld may",
                        (long long)x->waiting_tok, n_prompt, (long long)tok_max);
     return HD_OK;
 }

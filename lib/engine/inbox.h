@@ -17,7 +17,7 @@ typedef struct hd_inbox_limits {
 } hd_inbox_limits;
 
 hd_inbox *hd_inbox_new(const hd_inbox_limits *l);
-void hd_inbox_free(hd_inbox *x); /* accepts NULL */
+void hd_inbox_free(hd_inbox *x);        /* accepts NULL */
 int hd_inbox_n_slot(const hd_inbox *x); /* jobs alive at most */
 
 /* Takes a slot for a request of n_prompt tokens and names it: *id. HD_E_BUSY: too many wait.
@@ -53,8 +53,8 @@ void hd_inbox_wait(hd_inbox *x, int64_t timeout_ns);
 
 /* ---- watching: never blocks ---- */
 
-int hd_inbox_n_live(const hd_inbox *x);    /* reserved, waiting, running, being told the end */
-int hd_inbox_n_unread(const hd_inbox *x);  /* submits that the reader has not seen */
+int hd_inbox_n_live(const hd_inbox *x);         /* reserved, waiting, running, being told the end */
+int hd_inbox_n_unread(const hd_inbox *x);       /* submits that the reader has not seen */
 int64_t hd_inbox_busy_since(const hd_inbox *x); /* when n_live last became more than 0 */
 
 #endif

@@ -85,11 +85,12 @@ hd_sampler *hd_sampler_new(const hd_sampler_spec *spec) {
     s->bias = hd_alloc_zero((size_t)set->n_bias, sizeof *s->bias);
     if (set->n_bias > 0) memcpy(s->bias, set->bias, (size_t)set->n_bias * sizeof *s->bias);
     s->set.bias = s->bias;
-    s->has_counts = set->presence_penalty != 0 || set->frequency_penalty != 0 ||
-                    set->repetition_penalty != 1;
+    s->has_counts =
+        set->presence_penalty != 0 || set->frequency_penalty != 0 || set->repetition_penalty != 1;
     if (!s->has_counts) return s;
     bool count_prompt = set->repetition_penalty != 1;
-    size_t n_slot = 16, n_need = (size_t)spec->n_new_max + (count_prompt ? (size_t)spec->n_prompt : 0);
+    size_t n_slot = 16,
+           n_need = (size_t)spec->n_new_max + (count_prompt ? (size_t)spec->n_prompt : 0);
     while (n_slot < 2 * n_need) n_slot *= 2;
     s->seen = hd_alloc_zero(n_need, sizeof *s->seen);
     s->mask = (uint32_t)n_slot - 1;

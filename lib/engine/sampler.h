@@ -3,9 +3,9 @@
  * Order: non-finite check; log-probabilities of the raw row; logit bias and banned tokens;
  * repetition, frequency and presence penalties; temperature; min-p; top-k; top-p (over what top-k
  * left); one draw. Equal logits are ordered by id, so greedy takes the lowest one. Ids without a
- * token (padding of the vocabulary) are never sampled. Token i of a request depends on its settings,
- * its row, its earlier tokens and (seed, i) only: not on neighbours, preemption or what other
- * requests drew.
+ * token (padding of the vocabulary) are never sampled. Token i of a request depends on its
+ * settings, its row, its earlier tokens and (seed, i) only: not on neighbours, preemption or what
+ * other requests drew.
  *
  * Thread: a sampler and a desk belong to one thread at a time. Allocates only in the two _new. */
 #ifndef HD_ENGINE_SAMPLER_H

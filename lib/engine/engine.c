@@ -1,0 +1,317 @@
+/* Opening, watching and closing an engine. hd_engine_open is the order of events: files, device,
+ * sizes, model, loop, thread. Each step records what it found in hd_engine_info. */
+#include "engine/impl.h"
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/metric.h"
+#include "engine/memory.h"
+#include "engine/request.h"
+
+#include <string.h>
+#include <sys/random.h>
+#include <xxhash.h>
+
+static const char *keep(hd_engine *e, const char *s) {
+    return hd_arena_strndup(e->names, s, strlen(s));
+}
+
+static void progress(const hd_engine_config *c, const char *what, double done) {
+    if (c->on_progress) c->on_progress(c->progress_user, what, done);
+}
+
+/* The last part of a path, without ".gguf". */
+static const char *base_name(hd_engine *e, const char *path) {
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') n--;
+    size_t first = n;
+    while (first > 0 && path[first - 1] != '/') first--;
+    n -= first;
+    if (n > 5 && strncmp(path + first + n - 5, ".gguf", 5) == 0) n -= 5;
+    return hd_arena_strndup(e->names, path + first, n);
+}
+
+static const char *name_model(hd_engine *e, const hd_engine_config *c, const hd_hparams *hp) {
+    if (c->served_name && *c->served_name) return keep(e, c->served_name);
+    if (!c->model || strcmp(c->model, "mini") == 0) return "mini";
+    return hp->name[0] ? keep(e, hp->name) : base_name(e, c->model);
+}
+
+/* Elements in all, and the format that most of them have. */
+static void describe_weights(hd_engine *e) {
+    int64_t n_of[HD_FORMAT_COUNT] = {0};
+    enum hd_format most = HD_F32;
+    for (size_t i = 0; i < hd_checkpoint_count(e->checkpoint); i++) {
+        const hd_file_tensor *t = hd_checkpoint_at(e->checkpoint, i);
+        int64_t n = t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3];
+        n_of[t->format] += n;
+        e->info.n_param += n;
+    }
+    for (int f = 0; f < HD_FORMAT_COUNT; f++)
+        if (n_of[f] > n_of[most]) most = (enum hd_format)f;
+    e->info.weight_format = hd_format_get(most)->name;
+}
+
+static hd_status open_text(hd_engine *e, const hd_engine_config *c) {
+    HD_TRY(hd_engine_open_tokenizer(e->checkpoint, c->tokenizer, &e->tokenizer));
+    e->info.chat_encoding = "none";
+    if (!e->tokenizer) {
+        if (!c->chat_encoding) return HD_OK;
+        return HD_FAIL(INVALID, "chat_encoding: the model has no tokenizer");
+    }
+    e->chat = c->chat_encoding ? hd_chat_by_name(c->chat_encoding) : hd_chat_for(e->tokenizer);
+    if (c->chat_encoding && !e->chat)
+        return HD_FAIL(INVALID, "chat_encoding: no encoding is named \"%s\"", c->chat_encoding);
+    if (e->chat) {
+        e->info.chat_encoding = hd_chat_name(e->chat);
+        e->info.can_think = hd_chat_can_think(e->chat);
+    }
+    return HD_OK;
+}
+
+static hd_status choose_kv_format(const hd_engine *e, const char *name, enum hd_format *out) {
+    *out = HD_F32;
+    if (!name || strcmp(name, "auto") == 0) return HD_OK;
+    hd_status s = hd_format_by_name(name, out);
+    if (s == HD_OK && *out != HD_F32 && *out != HD_F16 && *out != HD_BF16)
+        s = HD_FAIL(INVALID, "expected auto, f32, f16 or bf16, found %s", name);
+    if (s != HD_OK) return hd_fail_context(HD_E_INVALID, "kv_cache_dtype");
+    if (!e->dev.ops->supports(e->dev.ctx, HD_OP_mla_attn, *out))
+        return HD_FAIL(UNSUPPORTED, "kv_cache_dtype %s: backend %s does not support it", name,
+                       e->dev.ops->name);
+    return HD_OK;
+}
+
+static hd_status open_device(hd_engine *e, const hd_engine_config *c) {
+    hd_dev_config dc = {.n_thread = c->n_thread, .isa = c->isa ? c->isa : "auto"};
+    HD_TRY(hd_dev_open(c->backend ? c->backend : "auto", &dc, &e->dev));
+    e->info.backend = e->dev.ops->name;
+    hd_buf b;
+    hd_buf_init(&b, 1024);
+    e->dev.ops->describe(e->dev.ctx, &b);
+    e->info.device = keep(e, b.len ? b.ptr : "");
+    hd_buf_fini(&b);
+    return HD_OK;
+}
+
+static void model_progress(void *user, int done, int all) {
+    progress(user, "loading weights", all > 0 ? 0.99 * done / all : 0);
+}
+
+static void hash_progress(void *user, uint64_t done, uint64_t all) {
+    progress(user, "hashing weights", all > 0 ? 0.99 * (double)done / (double)all : 0);
+}
+
+static hd_status open_model(hd_engine *e, const hd_engine_config *c, enum hd_format kv_format,
+                            const hd_engine_sizes *z) {
+    hd_model_options o = {.n_row_max = z->n_row_max,
+                          .n_seq_max = c->max_num_seqs,
+                          .n_out_max = c->max_num_seqs,
+                          .n_pos_max = z->n_ctx,
+                          .n_page = z->n_page,
+                          .page_tok = c->block_size,
+                          .kv_format = kv_format};
+    hd_engine_config copy = *c;
+    HD_TRY(hd_model_open(e->checkpoint, &e->dev, &o, model_progress, &copy, &e->model));
+    hd_engine_info *i = &e->info;
+    const hd_hparams *hp = hd_model_hparams(e->model);
+    i->arch = keep(e, hp->arch);
+    i->kv_cache_dtype = hd_format_get(kv_format)->name;
+    i->max_model_len = z->n_ctx;
+    i->n_ctx_train = hp->n_ctx;
+    i->n_vocab = hp->n_vocab;
+    i->n_layer = hp->n_layer;
+    i->max_num_seqs = c->max_num_seqs;
+    i->block_size = c->block_size;
+    i->n_page = z->n_page;
+    i->weight_bytes = (int64_t)hd_model_weight_bytes(e->model);
+    i->kv_pool_bytes = (int64_t)hd_model_kv_bytes(e->model);
+    i->kv_bytes_per_token = (int64_t)hd_hparams_kv_bytes(hp, kv_format);
+    i->workspace_bytes = (int64_t)hd_model_workspace_bytes(e->model);
+    int32_t eos = e->tokenizer ? hd_tokenizer_eos(e->tokenizer) : -1;
+    int32_t bos = e->tokenizer ? hd_tokenizer_bos(e->tokenizer) : -1;
+    i->eos = eos >= 0 ? eos : hp->eos;
+    i->bos = bos >= 0 ? bos : hp->bos;
+    return HD_OK;
+}
+
+/* Starts every fingerprint chain: all that decides the bytes of a KV row besides the tokens. */
+static uint64_t model_key(const hd_engine *e, const hd_hparams *hp, enum hd_format kv_format) {
+    struct {
+        char weights[33];
+        char kv_format[8];
+        float rope[7];
+        int32_t n_layer, orig_ctx, is_yarn;
+    } key;
+    memset(&key, 0, sizeof key); /* padding is hashed, too */
+    memcpy(key.weights, e->info.model_hash, 32);
+    strncpy(key.kv_format, hd_format_get(kv_format)->name, sizeof key.kv_format - 1);
+    const float rope[7] = {hp->rope_base,      hp->yarn_factor, hp->yarn_beta_fast,
+                           hp->yarn_beta_slow, hp->yarn_mscale, hp->yarn_mscale_all,
+                           hp->rms_eps};
+    memcpy(key.rope, rope, sizeof rope);
+    key.n_layer = hp->n_layer;
+    key.orig_ctx = hp->yarn_orig_ctx;
+    key.is_yarn = hp->is_yarn;
+    return XXH3_64bits(&key, sizeof key);
+}
+
+static hd_status step_model(void *ctx, const hd_batch *b, hd_step_out *out) {
+    out->logits = hd_model_forward(ctx, b);
+    return HD_OK;
+}
+
+/* Ids of the vocabulary that stand for no token: padding and holes. */
+static int32_t *list_no_token(const hd_engine *e, int n_vocab, int *n) {
+    *n = 0;
+    if (!e->tokenizer) return NULL;
+    int32_t *id = hd_alloc_zero((size_t)n_vocab, sizeof *id);
+    for (int32_t i = 0; i < n_vocab; i++)
+        if (hd_tokenizer_bytes(e->tokenizer, i).len == 0) id[(*n)++] = i;
+    return id;
+}
+
+static void open_loop(hd_engine *e, const hd_engine_config *c, enum hd_format kv_format,
+                      const hd_engine_sizes *z) {
+    const hd_hparams *hp = hd_model_hparams(e->model);
+    int32_t end[2] = {e->info.eos, hp->eos};
+    int n_end = end[0] < 0 ? 0 : end[1] < 0 || end[1] == end[0] ? 1 : 2;
+    int n_no_token;
+    int32_t *no_token = list_no_token(e, hp->n_vocab, &n_no_token);
+    hd_loop_config lc = {
+        .sched = {.n_seq_max = c->max_num_seqs,
+                  .n_row_max = z->n_row_max,
+                  .chunk_max = c->context_chunk_size,
+                  .chunked = c->enable_chunked_context,
+                  .n_queue_max = c->max_num_queued_reqs,
+                  .queue_tok_max = c->max_num_queued_tokens,
+                  .n_pos_max = z->n_ctx,
+                  .n_page = z->n_page,
+                  .page_tok = c->block_size,
+                  .prefix_cache = c->enable_prefix_caching,
+                  .exact = c->exact,
+                  .expand_min = z->expand_min,
+                  .model_key = model_key(e, hp, kv_format)},
+        .clock = hd_clock_real(),
+        .stepper = {.step = step_model, .ctx = e->model},
+        .n_vocab = hp->n_vocab,
+        .no_token = no_token,
+        .n_no_token = n_no_token,
+        .end_token = end,
+        .n_end_token = n_end,
+        .tokenizer = e->tokenizer,
+        .has_metrics = true,
+    };
+    if (getrandom(&lc.seed, sizeof lc.seed, 0) != (ssize_t)sizeof lc.seed)
+        lc.seed = (uint64_t)hd_now_ns();
+    e->loop = hd_loop_new(&lc);
+    hd_free(no_token);
+}
+
+static void *engine_thread(void *arg) {
+    hd_loop_run(arg);
+    return NULL;
+}
+
+static hd_status start_thread(hd_engine *e) {
+    int rc = pthread_create(&e->thread, NULL, engine_thread, e->loop);
+    if (rc != 0) return HD_FAIL(NO_MEMORY, "engine thread: %s", strerror(rc));
+    e->has_thread = true;
+    pthread_setname_np(e->thread, "hadal-engine");
+    return HD_OK;
+}
+
+static void log_facts(const hd_engine *e) {
+    const hd_engine_info *i = &e->info;
+    hd_log(HD_LOG_INFO, "model loaded", "model", "s", i->model_name, "arch", "s", i->arch, "hash",
+           "s", i->model_hash, "parameters", "d", i->n_param, "weight_format", "s",
+           i->weight_format, "weight_bytes", "d", i->weight_bytes, "backend", "s", i->backend,
+           "device", "s", i->device, "context", "d", (int64_t)i->max_model_len, "context_train",
+           "d", (int64_t)i->n_ctx_train, "kv_dtype", "s", i->kv_cache_dtype, "kv_pages", "d",
+           (int64_t)i->n_page, "kv_page_tokens", "d", (int64_t)i->block_size, "kv_bytes", "d",
+           i->kv_pool_bytes, "workspace_bytes", "d", i->workspace_bytes, "max_num_seqs", "d",
+           (int64_t)i->max_num_seqs, "chat_encoding", "s", i->chat_encoding, "load_s", "f",
+           i->load_s, NULL);
+    if (i->max_model_len < i->n_ctx_train)
+        hd_log(HD_LOG_INFO, "the context is smaller than the model's", "context", "d",
+               (int64_t)i->max_model_len, "context_train", "d", (int64_t)i->n_ctx_train, NULL);
+}
+
+/* Weights that a device repacks are copied; what it reads from the mapping is page cache, which
+ * can be taken back. */
+static uint64_t free_after_loading(const hd_engine *e) {
+    uint64_t weights = 0, now = hd_memory_free_bytes("");
+    for (size_t i = 0; i < hd_checkpoint_count(e->checkpoint); i++)
+        weights += hd_checkpoint_at(e->checkpoint, i)->n_byte;
+    return now > weights ? now - weights : 0;
+}
+
+static hd_status open_parts(hd_engine *e, const hd_engine_config *c) {
+    progress(c, "reading the model", 0);
+    HD_TRY(hd_engine_open_checkpoint(c, &e->checkpoint));
+    hd_hparams hp;
+    HD_TRY(hd_hparams_read(e->checkpoint, &hp));
+    e->info.model_name = name_model(e, c, &hp);
+    describe_weights(e);
+    HD_TRY(open_text(e, c));
+    HD_TRY(open_device(e, c));
+    enum hd_format kv_format;
+    HD_TRY(choose_kv_format(e, c->kv_cache_dtype, &kv_format));
+    hd_engine_sizes z;
+    HD_TRY(hd_engine_size(c, &hp, kv_format, free_after_loading(e), &z));
+    char hash[33];
+    hd_checkpoint_hash(e->checkpoint, hash, hash_progress, (void *)(uintptr_t)c);
+    e->info.model_hash = keep(e, hash);
+    HD_TRY(open_model(e, c, kv_format, &z));
+    open_loop(e, c, kv_format, &z);
+    return start_thread(e);
+}
+
+hd_status hd_engine_open(const hd_engine_config *c, hd_engine **out) {
+    *out = NULL;
+    int64_t from_ns = hd_now_ns();
+    hd_engine *e = hd_alloc_zero(1, sizeof *e);
+    e->names = hd_arena_new(1024);
+    hd_status s = open_parts(e, c);
+    progress(c, "ready", 1);
+    if (s != HD_OK) {
+        hd_engine_close(e);
+        return s;
+    }
+    e->info.load_s = (double)(hd_now_ns() - from_ns) * 1e-9;
+    log_facts(e);
+    *out = e;
+    return HD_OK;
+}
+
+void hd_engine_close(hd_engine *e) {
+    if (!e) return;
+    if (e->has_thread) {
+        hd_loop_stop(e->loop);
+        pthread_join(e->thread, NULL);
+    }
+    hd_loop_free(e->loop);
+    hd_model_close(e->model);
+    hd_dev_close(&e->dev);
+    hd_tokenizer_free(e->tokenizer);
+    hd_checkpoint_close(e->checkpoint);
+    hd_arena_free(e->names);
+    hd_free(e);
+}
+
+const hd_engine_info *hd_engine_get_info(const hd_engine *e) { return &e->info; }
+
+void hd_engine_get_stats(const hd_engine *e, hd_engine_stats *out) {
+    hd_loop_get_stats(e->loop, out);
+}
+
+hd_status hd_request_submit(hd_engine *e, const hd_request *r, uint64_t *id) {
+    hd_status s = hd_request_check(r, e->info.n_vocab, e->info.max_model_len);
+    if (s != HD_OK) {
+        hd_metric_add(HD_M_REJECTED, 1);
+        return s;
+    }
+    return hd_loop_submit(e->loop, r, id);
+}
+
+void hd_request_cancel(hd_engine *e, uint64_t id) { hd_loop_cancel(e->loop, id); }

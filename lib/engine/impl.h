@@ -1,0 +1,34 @@
+/* What an engine is made of. Private to lib/engine. */
+#ifndef HD_ENGINE_IMPL_H
+#define HD_ENGINE_IMPL_H
+
+#include "engine/loop.h"
+#include "engine/sizes.h"
+#include "text/chat.h"
+
+#include <pthread.h>
+
+struct hd_engine {
+    hd_engine_info info; /* its strings lie in names */
+    hd_arena *names;
+    hd_checkpoint *checkpoint;
+    hd_tokenizer *tokenizer; /* NULL: the model brings none, and text cannot be used */
+    const hd_chat_encoding *chat;
+    hd_dev dev;
+    hd_model *model;
+    hd_loop *loop;
+    pthread_t thread;
+    bool has_thread;
+};
+
+/* The embedded model's GGUF image (embedded.c). */
+hd_str hd_embedded_model(void);
+
+/* The model a configuration names. */
+HD_MUST_CHECK hd_status hd_engine_open_checkpoint(const hd_engine_config *c, hd_checkpoint **out);
+/* The tokenizer at path (a tokenizer.json, a model folder, a GGUF), or with path NULL that of the
+ * model; *out NULL when the model has none. */
+HD_MUST_CHECK hd_status hd_engine_open_tokenizer(const hd_checkpoint *model, const char *path,
+                                                 hd_tokenizer **out);
+
+#endif

@@ -1,0 +1,164 @@
+/* Opening the files an engine needs: the model's and the tokenizer's. */
+#include "engine/impl.h"
+
+#include "base/mem.h"
+#include "file/gguf.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+hd_status hd_engine_open_checkpoint(const hd_engine_config *c, hd_checkpoint **out) {
+    if (c->model && strcmp(c->model, "mini") != 0) return hd_checkpoint_open(c->model, out);
+    hd_str image = hd_embedded_model();
+    return hd_checkpoint_open_memory(image.ptr, image.len, "mini", out);
+}
+
+static hd_status missing_key(const hd_checkpoint *c, const char *key) {
+    return HD_FAIL(CORRUPT, "%s: tokenizer key %s: expected, not found", hd_checkpoint_path(c),
+                   key);
+}
+
+static int32_t token_key(const hd_gguf *g, const char *key) {
+    int64_t v;
+    return hd_gguf_int(g, key, &v) && v >= 0 && v <= INT32_MAX ? (int32_t)v : -1;
+}
+
+/* Keys of GGUF's "tokenizer.ggml" group: see the GGUF specification, "Tokenizer". */
+static hd_status tokenizer_from_gguf(const hd_checkpoint *c, hd_tokenizer **out) {
+    const hd_gguf *g = hd_checkpoint_gguf(c);
+    hd_str model;
+    *out = NULL;
+    if (!hd_gguf_str(g, "tokenizer.ggml.model", &model)) return HD_OK;
+    if (!hd_str_eq_c(model, "gpt2"))
+        return HD_FAIL(UNSUPPORTED, "%s: tokenizer.ggml.model: expected gpt2, found %.*s",
+                       hd_checkpoint_path(c), (int)model.len, model.ptr);
+    hd_tokenizer_parts p = {.name = hd_checkpoint_path(c),
+                            .bos = token_key(g, "tokenizer.ggml.bos_token_id"),
+                            .eos = token_key(g, "tokenizer.ggml.eos_token_id"),
+                            .pad = token_key(g, "tokenizer.ggml.padding_token_id")};
+    hd_gguf_str(g, "tokenizer.ggml.pre", &p.pre);
+    hd_gguf_bool(g, "tokenizer.ggml.add_bos_token", &p.add_bos);
+    hd_str *token = NULL, *merge = NULL;
+    int32_t *type = NULL;
+    hd_status s = HD_OK;
+    if (!hd_gguf_array_strs(g, "tokenizer.ggml.tokens", &token, &p.n_token))
+        s = missing_key(c, "tokenizer.ggml.tokens");
+    else if (!hd_gguf_array_strs(g, "tokenizer.ggml.merges", &merge, &p.n_merge))
+        s = missing_key(c, "tokenizer.ggml.merges");
+    size_t n_type = 0;
+    if (s == HD_OK &&
+        (!hd_gguf_array(g, "tokenizer.ggml.token_type", &n_type) || n_type != p.n_token))
+        s = HD_FAIL(CORRUPT, "%s: tokenizer.ggml.token_type: expected %zu elements, found %zu",
+                    hd_checkpoint_path(c), p.n_token, n_type);
+    if (s == HD_OK) {
+        type = hd_alloc_zero(n_type, sizeof *type);
+        for (size_t i = 0; i < n_type; i++) {
+            int64_t v = 0;
+            hd_gguf_array_int(g, "tokenizer.ggml.token_type", i, &v);
+            type[i] = (int32_t)v;
+        }
+        p.token = token;
+        p.merge = merge;
+        p.type = type;
+        s = hd_tokenizer_from_parts(&p, out);
+    }
+    hd_free(token);
+    hd_free(merge);
+    hd_free(type);
+    return s;
+}
+
+static hd_status tokenizer_from_folder(const hd_checkpoint *c, hd_tokenizer **out) {
+    char *json = NULL, *config = NULL;
+    size_t n_json = 0, n_config = 0;
+    *out = NULL;
+    hd_status s = hd_checkpoint_file(c, "tokenizer.json", &json, &n_json);
+    if (s == HD_E_NOT_FOUND) return HD_OK;
+    if (s == HD_OK) s = hd_checkpoint_file(c, "tokenizer_config.json", &config, &n_config);
+    if (s == HD_E_NOT_FOUND) s = HD_OK;
+    if (s == HD_OK)
+        s = hd_tokenizer_from_json((hd_str){json, n_json}, (hd_str){config, n_config},
+                                   hd_checkpoint_path(c), out);
+    hd_free(json);
+    hd_free(config);
+    return s;
+}
+
+static hd_status tokenizer_of(const hd_checkpoint *c, hd_tokenizer **out) {
+    return hd_checkpoint_gguf(c) ? tokenizer_from_gguf(c, out) : tokenizer_from_folder(c, out);
+}
+
+enum { file_max = 256 << 20 };
+
+static hd_status read_text(const char *path, char **text, size_t *n) {
+    FILE *f = fopen(path, "re");
+    if (!f) return HD_FAIL(NOT_FOUND, "%s: cannot be opened", path);
+    hd_buf b;
+    hd_buf_init(&b, file_max);
+    char piece[1 << 16];
+    for (size_t got; (got = fread(piece, 1, sizeof piece, f)) > 0;) hd_buf_add(&b, piece, got);
+    bool failed = ferror(f) != 0;
+    fclose(f);
+    if (failed || b.overflowed) {
+        hd_buf_fini(&b);
+        return HD_FAIL(IO, "%s: cannot be read (at most %d bytes)", path, file_max);
+    }
+    *text = b.ptr;
+    *n = b.len;
+    return HD_OK;
+}
+
+static bool ends_with(const char *s, const char *end) {
+    size_t n = strlen(s), m = strlen(end);
+    return n >= m && strcmp(s + n - m, end) == 0;
+}
+
+/* The tokenizer_config.json beside a tokenizer.json, if there is one. */
+static void read_config_beside(const char *path, char **text, size_t *n) {
+    const char *slash = strrchr(path, '/');
+    hd_buf b;
+    hd_buf_init(&b, 4096);
+    if (slash) hd_buf_add(&b, path, (size_t)(slash + 1 - path));
+    hd_buf_add_c(&b, "tokenizer_config.json");
+    if (b.overflowed || read_text(b.ptr, text, n) != HD_OK) *text = NULL;
+    hd_buf_fini(&b);
+}
+
+static hd_status tokenizer_from_json_file(const char *path, hd_tokenizer **out) {
+    char *json = NULL, *config = NULL;
+    size_t n_json = 0, n_config = 0;
+    HD_TRY(read_text(path, &json, &n_json));
+    read_config_beside(path, &config, &n_config);
+    hd_status s =
+        hd_tokenizer_from_json((hd_str){json, n_json}, (hd_str){config, n_config}, path, out);
+    hd_free(json);
+    hd_free(config);
+    return s;
+}
+
+static bool is_folder(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+hd_status hd_engine_open_tokenizer(const hd_checkpoint *model, const char *path,
+                                   hd_tokenizer **out) {
+    if (!path) return tokenizer_of(model, out);
+    if (is_folder(path)) { /* only the tokenizer is wanted: there may be no weights beside it */
+        hd_buf b;
+        hd_buf_init(&b, 4096);
+        hd_buf_addf(&b, "%s/tokenizer.json", path);
+        hd_status s = b.overflowed ? HD_FAIL(INVALID, "tokenizer: path is too long")
+                                   : tokenizer_from_json_file(b.ptr, out);
+        hd_buf_fini(&b);
+        return s;
+    }
+    if (!ends_with(path, ".gguf")) return tokenizer_from_json_file(path, out);
+    hd_checkpoint *c;
+    HD_TRY(hd_checkpoint_open(path, &c));
+    hd_status s = tokenizer_from_gguf(c, out);
+    if (s == HD_OK && !*out) s = missing_key(c, "tokenizer.ggml.model");
+    hd_checkpoint_close(c);
+    return s;
+}

@@ -1,0 +1,90 @@
+/* Sizing: window, token budget, KV pages. */
+#include "engine/sizes.h"
+
+#include <limits.h>
+
+static hd_status check_range(const char *field, int64_t v, int64_t min, int64_t max) {
+    if (v >= min && v <= max) return HD_OK;
+    return HD_FAIL(INVALID, "%s: expected %lld to %lld, found %lld", field, (long long)min,
+                   (long long)max, (long long)v);
+}
+
+static hd_status check_config(const hd_engine_config *c) {
+    HD_TRY(check_range("max_model_len", c->max_model_len, 0, INT_MAX));
+    HD_TRY(check_range("max_num_seqs", c->max_num_seqs, 1, 4096));
+    HD_TRY(check_range("max_num_batched_tokens", c->max_num_batched_tokens, 1, 1 << 20));
+    HD_TRY(check_range("context_chunk_size", c->context_chunk_size, 0, 1 << 20));
+    HD_TRY(check_range("block_size", c->block_size, 1, 1024));
+    HD_TRY(
+        check_range("max_tokens_in_paged_kv_cache", c->max_tokens_in_paged_kv_cache, 0, INT64_MAX));
+    HD_TRY(check_range("max_num_queued_reqs", c->max_num_queued_reqs, 1, 1000000));
+    HD_TRY(check_range("max_num_queued_tokens", c->max_num_queued_tokens, 0, INT64_MAX));
+    double f = c->kv_cache_free_mem_fraction;
+    if (!(f > 0 && f <= 1))
+        return HD_FAIL(INVALID,
+                       "kv_cache_free_mem_fraction: expected more than 0, up to 1, found %g", f);
+    return HD_OK;
+}
+
+int hd_engine_expand_min(const hd_hparams *hp) {
+    int64_t once = (int64_t)hp->n_c * (hp->n_nope + hp->n_v);
+    int64_t absorbed = 2 * (int64_t)hp->n_c + hp->n_rope;
+    int64_t expanded = (int64_t)hp->n_nope + hp->n_rope + hp->n_v;
+    if (absorbed <= expanded) return INT_MAX;
+    int64_t n = (once + absorbed - expanded - 1) / (absorbed - expanded);
+    return n < INT_MAX ? (int)n : INT_MAX;
+}
+
+static int64_t pages_of(int64_t n_tok, int page_tok) { return (n_tok + page_tok - 1) / page_tok; }
+
+/* More pages than every sequence at full length needs are of no use. */
+static int64_t count_pages(const hd_engine_config *c, int n_ctx, size_t tok_bytes,
+                           uint64_t free_bytes) {
+    int64_t useful = pages_of(n_ctx, c->block_size) * c->max_num_seqs;
+    int64_t most = INT32_MAX / c->block_size; /* cache rows are numbered by int32 */
+    int64_t n;
+    if (c->max_tokens_in_paged_kv_cache > 0)
+        n = c->max_tokens_in_paged_kv_cache / c->block_size;
+    else
+        n = (int64_t)(c->kv_cache_free_mem_fraction * (double)free_bytes /
+                      ((double)tok_bytes * c->block_size));
+    n = n < useful ? n : useful;
+    return n < most ? n : most;
+}
+
+static hd_status window_does_not_fit(const hd_engine_config *c, int n_ctx, int64_t n_page,
+                                     size_t tok_bytes, uint64_t free_bytes) {
+    long long pool = (long long)(n_page * c->block_size);
+    if (c->max_tokens_in_paged_kv_cache > 0)
+        return HD_FAIL(CONTEXT,
+                       "max_model_len %d does not fit: max_tokens_in_paged_kv_cache %lld makes "
+                       "%lld tokens in whole pages of %d",
+                       n_ctx, (long long)c->max_tokens_in_paged_kv_cache, pool, c->block_size);
+    return HD_FAIL(CONTEXT,
+                   "max_model_len %d does not fit: KV of a token takes %zu bytes, and %g of the "
+                   "%llu bytes of free memory hold %lld tokens",
+                   n_ctx, tok_bytes, c->kv_cache_free_mem_fraction, (unsigned long long)free_bytes,
+                   pool);
+}
+
+hd_status hd_engine_size(const hd_engine_config *c, const hd_hparams *hp, enum hd_format kv_format,
+                         uint64_t free_bytes, hd_engine_sizes *out) {
+    HD_TRY(check_config(c));
+    int asked = c->max_model_len;
+    int n_ctx = asked > 0 && asked < hp->n_ctx ? asked : hp->n_ctx;
+    if (n_ctx < 2)
+        return HD_FAIL(CONTEXT, "max_model_len %d: expected at least 2, a prompt and an answer",
+                       n_ctx);
+    size_t tok_bytes = hd_hparams_kv_bytes(hp, kv_format);
+    int64_t n_page = count_pages(c, n_ctx, tok_bytes, free_bytes);
+    int64_t pool = n_page * c->block_size;
+    /* A window that was asked for is given or refused; the model's own is cut to what there is. */
+    if (pool < n_ctx && (asked > 0 || pool < 2))
+        return window_does_not_fit(c, n_ctx, n_page, tok_bytes, free_bytes);
+    if (pool < n_ctx) n_ctx = (int)pool;
+    *out = (hd_engine_sizes){.n_ctx = n_ctx,
+                             .n_row_max = c->max_num_batched_tokens,
+                             .n_page = (int)n_page,
+                             .expand_min = hd_engine_expand_min(hp)};
+    return HD_OK;
+}

@@ -1,0 +1,27 @@
+/* The engine's sizes from its configuration, the model and the memory there is. Pure. */
+#ifndef HD_ENGINE_SIZES_H
+#define HD_ENGINE_SIZES_H
+
+#include "hadal.h"
+#include "model/model.h"
+
+typedef struct hd_engine_sizes {
+    int n_ctx;     /* effective window */
+    int n_row_max; /* token budget of a step */
+    int n_page;
+    int expand_min;
+} hd_engine_sizes;
+
+/* free_bytes: host memory that is free once the weights are there. HD_E_INVALID names the field of
+ * the configuration; HD_E_CONTEXT: the window asked for does not fit, with the reason. */
+HD_MUST_CHECK hd_status hd_engine_size(const hd_engine_config *c, const hd_hparams *hp,
+                                       enum hd_format kv_format, uint64_t free_bytes,
+                                       hd_engine_sizes *out);
+
+/* Prompt tokens to compute from which expanding K and V from the latent costs less than attending
+ * over the latent itself. Per cached token, layer and head, expanding takes n_c*(n_nope+n_v)
+ * multiplications once; per query, absorbed attention takes (n_c+n_rope) + n_c and expanded
+ * (n_nope+n_rope) + n_v. DeepSeek-V3: 512*256 / (576+512-320) = 171 tokens. INT_MAX: never. */
+int hd_engine_expand_min(const hd_hparams *hp);
+
+#endif

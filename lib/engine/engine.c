@@ -3,7 +3,6 @@
 #include "engine/impl.h"
 
 #include "base/log.h"
-#include "base/mem.h"
 #include "base/metric.h"
 #include "engine/memory.h"
 #include "engine/request.h"

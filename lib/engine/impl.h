@@ -2,9 +2,11 @@
 #ifndef HD_ENGINE_IMPL_H
 #define HD_ENGINE_IMPL_H
 
+#include "base/mem.h"
 #include "engine/loop.h"
 #include "engine/sizes.h"
 #include "text/chat.h"
+#include "text/stream.h"
 
 #include <pthread.h>
 

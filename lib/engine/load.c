@@ -1,7 +1,6 @@
 /* Opening the files an engine needs: the model's and the tokenizer's. */
 #include "engine/impl.h"
 
-#include "base/mem.h"
 #include "file/gguf.h"
 
 #include <stdio.h>

@@ -47,9 +47,7 @@ hd_loop *hd_loop_new(const hd_loop_config *c) {
     int32_t *end_token = hd_alloc_zero(n_end, sizeof *end_token);
     if (n_end > 0) memcpy(end_token, c->end_token, n_end * sizeof *end_token);
     l->c.end_token = end_token;
-    int page_per_seq = (sc->n_pos_max + sc->page_tok - 1) / sc->page_tok;
-    hd_batch_init(&l->batch, sc->n_row_max, sc->n_seq_max, sc->n_seq_max * page_per_seq,
-                  sc->page_tok);
+    hd_sched_batch_init(&l->c.sched, &l->batch);
     l->board = hd_stats_board_new();
     atomic_store(&l->next_seed, c->seed);
     return l;

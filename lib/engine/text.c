@@ -1,8 +1,6 @@
 /* The text tools of the public API: thin calls into lib/text. */
 #include "engine/impl.h"
 
-#include "base/mem.h"
-
 static hd_status need_tokenizer(const hd_engine *e) {
     if (e->tokenizer) return HD_OK;
     return HD_FAIL(UNSUPPORTED, "model %s has no tokenizer: only token ids can be used",

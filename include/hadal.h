@@ -179,10 +179,14 @@ typedef struct hd_chat_message {
     enum hd_chat_role role;
     hd_str content;
 } hd_chat_message;
-/* *in_reasoning: whether the answer begins inside reasoning. continue_final: the last message is an
- * assistant's and is continued. */
-HD_MUST_CHECK hd_status hd_engine_chat(const hd_engine *e, const hd_chat_message *m,
-                                       size_t n_message, bool thinking, bool continue_final,
+typedef struct hd_chat_input {
+    const hd_chat_message *message; /* [n_message] */
+    size_t n_message;
+    bool thinking;
+    bool continue_final; /* the last message is an assistant's and is continued */
+} hd_chat_input;
+/* *in_reasoning: whether the answer begins inside reasoning. HD_E_INVALID names a message. */
+HD_MUST_CHECK hd_status hd_engine_chat(const hd_engine *e, const hd_chat_input *in,
                                        hd_token_list *out, bool *in_reasoning);
 
 /* Generated tokens to text that may be shown; see lib/text/stream.h. One owner at a time. */

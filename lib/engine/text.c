@@ -66,8 +66,7 @@ static enum hd_role role_of(enum hd_chat_role r) {
     return HD_ROLE_TOOL;
 }
 
-hd_status hd_engine_chat(const hd_engine *e, const hd_chat_message *m, size_t n_message,
-                         bool thinking, bool continue_final, hd_token_list *out,
+hd_status hd_engine_chat(const hd_engine *e, const hd_chat_input *in, hd_token_list *out,
                          bool *in_reasoning) {
     *out = (hd_token_list){0};
     *in_reasoning = false;
@@ -75,13 +74,15 @@ hd_status hd_engine_chat(const hd_engine *e, const hd_chat_message *m, size_t n_
     if (!e->chat)
         return HD_FAIL(UNSUPPORTED, "model %s: its tokenizer fits no known chat encoding",
                        e->info.model_name);
-    if (n_message == 0) return HD_FAIL(INVALID, "messages: expected at least one, found none");
-    hd_message *copy = hd_alloc_zero(n_message, sizeof *copy);
-    for (size_t i = 0; i < n_message; i++)
-        copy[i] = (hd_message){.role = role_of(m[i].role), .content = m[i].content};
-    hd_chat_options o = {.thinking = thinking, .continue_final = continue_final};
+    if (in->n_message == 0) return HD_FAIL(INVALID, "messages: expected at least one, found none");
+    hd_message *copy = hd_alloc_zero(in->n_message, sizeof *copy);
+    for (size_t i = 0; i < in->n_message; i++)
+        copy[i] =
+            (hd_message){.role = role_of(in->message[i].role), .content = in->message[i].content};
+    hd_chat_options o = {.thinking = in->thinking, .continue_final = in->continue_final};
     hd_ids ids = {0};
-    hd_status s = hd_chat_encode(e->chat, e->tokenizer, copy, n_message, &o, &ids, in_reasoning);
+    hd_status s =
+        hd_chat_encode(e->chat, e->tokenizer, copy, in->n_message, &o, &ids, in_reasoning);
     hd_free(copy);
     *out = list_of(&ids);
     if (s != HD_OK) hd_engine_free_ids(out);

@@ -154,14 +154,19 @@ static void q8_0_error_is_small(void **state) {
 
 static void unaligned_bytes_are_fine(void **state) {
     (void)state;
-    float x[64], y[65 + 1];
-    for (int i = 0; i < 64; i++) x[i] = (float)(i - 30) * 0.25f;
+    enum { n = 256 };
+    float x[n], at_odd[n], at_even[n];
+    for (int i = 0; i < n; i++) x[i] = (float)(i - 100) * 0.25f;
     for (int f = 0; f < HD_FORMAT_COUNT; f++) {
         const hd_format_info *i = hd_format_get((enum hd_format)f);
-        unsigned char b[64 * 4 + 1];
-        i->encode(x, b + 1, 64);
-        i->decode(b + 1, y, 64);
-        for (int k = 0; k < 64; k++) assert_true(fabsf(x[k] - y[k]) <= 0.05f);
+        size_t n_byte = hd_format_bytes((enum hd_format)f, n);
+        _Alignas(16) unsigned char odd[n * 4 + 1], even[n * 4];
+        i->encode(x, odd + 1, n);
+        i->encode(x, even, n);
+        assert_memory_equal(odd + 1, even, n_byte);
+        i->decode(odd + 1, at_odd, n);
+        i->decode(even, at_even, n);
+        assert_memory_equal(at_odd, at_even, sizeof at_odd);
     }
 }
 
@@ -176,7 +181,7 @@ static void names_and_ids(void **state) {
     assert_int_equal(f, HD_BF16);
     assert_int_equal(hd_format_by_name("q9_z", &f), HD_E_UNSUPPORTED);
     assert_non_null(strstr(hd_error_text(), "q9_z"));
-    assert_non_null(strstr(hd_error_text(), "F32, F16, Q8_0, BF16"));
+    assert_non_null(strstr(hd_error_text(), "F32, F16, "));
     assert_int_equal(hd_format_by_gguf_id(999, &f), HD_E_UNSUPPORTED);
     assert_non_null(strstr(hd_error_text(), "999"));
     assert_int_equal(hd_format_bytes(HD_Q8_0, 64), 68);

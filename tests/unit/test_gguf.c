@@ -408,8 +408,8 @@ static void bad_tensors_are_refused(void **state) {
     REFUSED(CORRUPT, "tensor t", "product");
     one_tensor("t", 1, (uint64_t[]){33}, Q8_0, 0, 68);
     REFUSED(CORRUPT, "tensor t", "multiple of 32", "found 33");
-    one_tensor("t", 1, (uint64_t[]){256}, 12, 0, 144);
-    REFUSED(UNSUPPORTED, "tensor t", "Q4_K", "12", "F32, F16, Q8_0, BF16");
+    one_tensor("t", 1, (uint64_t[]){256}, 16, 0, 66);
+    REFUSED(UNSUPPORTED, "tensor t", "IQ2_XXS", "16", "F32, F16, ");
     one_tensor("t", 1, (uint64_t[]){256}, 4, 0, 144);
     REFUSED(CORRUPT, "tensor t", "no such type", "4");
     one_tensor("t", 1, (uint64_t[]){256}, 4711, 0, 144);

@@ -1,0 +1,38 @@
+/* Pre-tokenizers: cutting text into the words within which BPE merges.
+ *
+ * A row of the table is a sequence of splitters. Each stands for one regular expression of the
+ * tokenizer.json with behaviour "Isolated": its matches become words, and so do the gaps between
+ * them; the next splitter sees one such word at a time, so "end of text" in a look-ahead means the
+ * end of that word. Splitters are plain functions, linear in the text.
+ *
+ * Bytes that are not valid UTF-8 are each a character of their own without a class, so every input
+ * is cut into words that, joined, are the input. Thread: any; nothing is written but hd_words. */
+#ifndef HD_TEXT_PRETOK_H
+#define HD_TEXT_PRETOK_H
+
+#include "base/buf.h"
+
+typedef struct hd_pretok hd_pretok;
+
+/* The row with these regular expressions in this order, or NULL. */
+const hd_pretok *hd_pretok_by_patterns(const hd_str *pattern, size_t n);
+/* By GGUF's tokenizer.ggml.pre, or NULL. */
+const hd_pretok *hd_pretok_by_name(hd_str pre);
+const char *hd_pretok_name(const hd_pretok *row);
+/* Names of all rows, separated by ", ": for messages. */
+const char *hd_pretok_known(void);
+
+enum { HD_SPLIT_MAX = 6 };
+
+/* A walk over the words of a text. The text is borrowed while walking. */
+typedef struct hd_words {
+    const hd_pretok *row;
+    const char *at;
+    const char *end[HD_SPLIT_MAX + 1]; /* [0] the text's end; [k] of splitter k's current word */
+} hd_words;
+
+void hd_words_begin(hd_words *w, const hd_pretok *row, hd_str text);
+/* False at the end. A word is never empty. */
+bool hd_words_next(hd_words *w, hd_str *word);
+
+#endif

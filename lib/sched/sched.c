@@ -36,7 +36,7 @@ hd_sched *hd_sched_new(const hd_sched_config *c) {
     s->uses = hd_alloc_zero((size_t)c->n_page, sizeof *s->uses);
     for (int i = 0; i < s->n_slot; i++) s->free_slot[i] = s->n_slot - 1 - i;
     s->n_free_slot = s->n_slot;
-    s->horizon_tok = HD_SCHED_HORIZON_MIN_TOK;
+    s->horizon_tok = c->page_tok;
     return s;
 }
 
@@ -289,7 +289,7 @@ void hd_sched_finish(hd_sched *s, hd_seq *q) {
         hd_sched_dequeue(s, q);
     } else {
         hd_sched_stop(s, q);
-        s->horizon_tok -= (s->horizon_tok - HD_SCHED_HORIZON_MIN_TOK) / HD_SCHED_HORIZON_DECAY;
+        s->horizon_tok -= (s->horizon_tok - s->c.page_tok) / HD_SCHED_HORIZON_DECAY;
     }
     q->state = HD_SEQ_DONE;
 }

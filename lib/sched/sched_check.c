@@ -82,5 +82,5 @@ void hd_sched_check(const hd_sched *s) {
         HD_ASSERT(!s->flight[i] || s->flight[i]->flight_ix == i);
     }
     HD_ASSERT(s->hit_tok <= s->prompt_tok);
-    HD_ASSERT(s->horizon_tok >= HD_SCHED_HORIZON_MIN_TOK || s->horizon_tok >= s->c.n_pos_max - 1);
+    HD_ASSERT(s->horizon_tok >= s->c.page_tok);
 }

@@ -9,9 +9,10 @@
 #include "kv/prefix.h"
 #include "sched/sched.h"
 
-/* How far ahead the pages of running sequences are kept free when one more is admitted. Doubled by
- * each preemption; each sequence that ends takes back this part of what is above the minimum. */
-enum { HD_SCHED_HORIZON_MIN_TOK = 32, HD_SCHED_HORIZON_DECAY = 16 };
+/* How far ahead the pages of running sequences are kept free when one more is admitted: at least a
+ * page each. Each preemption doubles it; each sequence that ends takes back this part of the rest.
+ */
+enum { HD_SCHED_HORIZON_DECAY = 16 };
 
 struct hd_seq {
     uint64_t id, salt;

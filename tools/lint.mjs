@@ -19,7 +19,7 @@ const layers = {
   sched: ['base', 'kv'],
   engine: ['base', 'quant', 'text', 'kv', 'file', 'dev', 'model', 'sched', 'hadal.h'],
   srv: ['base', 'hadal.h'],
-  cmd: ['base', 'quant', 'text', 'kv', 'file', 'dev', 'model', 'sched', 'srv', 'hadal.h'],
+  cmd: ['base', 'quant', 'text', 'kv', 'file', 'dev', 'model', 'sched', 'engine', 'srv', 'hadal.h'],
   include: ['base'],
 };
 

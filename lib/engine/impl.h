@@ -3,6 +3,7 @@
 #define HD_ENGINE_IMPL_H
 
 #include "base/mem.h"
+#include "engine/load.h"
 #include "engine/loop.h"
 #include "engine/sizes.h"
 #include "text/chat.h"
@@ -25,12 +26,5 @@ struct hd_engine {
 
 /* The embedded model's GGUF image (embedded.c). */
 hd_str hd_embedded_model(void);
-
-/* The model a configuration names. */
-HD_MUST_CHECK hd_status hd_engine_open_checkpoint(const hd_engine_config *c, hd_checkpoint **out);
-/* The tokenizer at path (a tokenizer.json, a model folder, a GGUF), or with path NULL that of the
- * model; *out NULL when the model has none. */
-HD_MUST_CHECK hd_status hd_engine_open_tokenizer(const hd_checkpoint *model, const char *path,
-                                                 hd_tokenizer **out);
 
 #endif

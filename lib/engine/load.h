@@ -1,0 +1,16 @@
+/* Opening what an engine needs, also for the tools that work without one (tokenize, eval). */
+#ifndef HD_ENGINE_LOAD_H
+#define HD_ENGINE_LOAD_H
+
+#include "file/checkpoint.h"
+#include "hadal.h"
+#include "text/tokenizer.h"
+
+/* The model a configuration names. */
+HD_MUST_CHECK hd_status hd_engine_open_checkpoint(const hd_engine_config *c, hd_checkpoint **out);
+/* The tokenizer at path (a tokenizer.json, a model folder, a GGUF), or with path NULL that of the
+ * model; *out NULL when the model has none. */
+HD_MUST_CHECK hd_status hd_engine_open_tokenizer(const hd_checkpoint *model, const char *path,
+                                                 hd_tokenizer **out);
+
+#endif

@@ -30,7 +30,7 @@ add_custom_command(
         -D FALLBACK=${CMAKE_SOURCE_DIR}/web/fallback.html
         -D BUILD=${HADAL_WEB_BUILD} -D TABLE=${HADAL_WEB_TABLE}
         -P ${CMAKE_SOURCE_DIR}/cmake/web_build.cmake
-    DEPENDS ${HADAL_WEB_INPUTS} ${CMAKE_SOURCE_DIR}/cmake/web_build.cmake
+    DEPENDS ${HADAL_WEB_INPUTS} cmake/web_build.cmake cmake/npm_ci.cmake
     COMMENT "Web page"
     VERBATIM)
 

@@ -3,34 +3,10 @@
 #   NODE NPM  programs, used with SOURCE only
 # Never fails for want of a page: then FALLBACK is embedded, and BUILD/failed says why.
 cmake_minimum_required(VERSION 3.25)
+include(${CMAKE_CURRENT_LIST_DIR}/npm_ci.cmake)
 
 set(dist ${BUILD}/dist)
 file(REMOVE ${BUILD}/failed)
-
-# Packages are installed again only when the lock file, npm's settings or node changed.
-function(install_packages out_error)
-    execute_process(COMMAND ${NODE} --version OUTPUT_VARIABLE node_version OUTPUT_STRIP_TRAILING_WHITESPACE)
-    file(SHA256 ${BUILD}/package-lock.json lock_hash)
-    file(SHA256 ${BUILD}/.npmrc npmrc_hash)
-    set(stamp "${lock_hash} ${npmrc_hash} ${node_version}")
-    set(stamp_file ${BUILD}/node_modules/.stamp)
-    set(${out_error} "" PARENT_SCOPE)
-    if(EXISTS ${stamp_file})
-        file(READ ${stamp_file} old)
-        if(old STREQUAL stamp)
-            return()
-        endif()
-    endif()
-    execute_process(
-        COMMAND ${NPM} ci --loglevel=error --fetch-retries=2 --fetch-retry-mintimeout=1000
-            --fetch-retry-maxtimeout=5000
-        WORKING_DIRECTORY ${BUILD} RESULT_VARIABLE result OUTPUT_VARIABLE log ERROR_VARIABLE log)
-    if(NOT result EQUAL 0)
-        set(${out_error} "npm ci failed:\n${log}" PARENT_SCOPE)
-        return()
-    endif()
-    file(WRITE ${stamp_file} "${stamp}")
-endfunction()
 
 # -> dist/, or a reason.
 function(build_page out_error)
@@ -38,7 +14,7 @@ function(build_page out_error)
     file(REMOVE_RECURSE ${BUILD}/src ${BUILD}/test)
     file(GLOB inputs ${SOURCE}/*.json ${SOURCE}/*.mjs ${SOURCE}/.npmrc ${SOURCE}/src ${SOURCE}/test)
     file(COPY ${inputs} DESTINATION ${BUILD})
-    install_packages(error)
+    npm_ci(${NODE} ${NPM} ${BUILD} error)
     if(error)
         set(${out_error} "${error}" PARENT_SCOPE)
         return()

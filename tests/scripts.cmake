@@ -12,3 +12,31 @@ if(HADAL_WEB_SOURCE)
     add_test(NAME web_page COMMAND ${NODE_PROGRAM} --test test/parse.test.mjs WORKING_DIRECTORY ${HADAL_WEB_BUILD})
     set_tests_properties(web_page PROPERTIES TIMEOUT 120)
 endif()
+
+# Suites with npm packages of their own: tests/NAME is copied to build/*/npm/NAME and installed there
+# by the fixture npm_NAME; then node runs a file of it.
+find_program(NPM_PROGRAM npm)
+function(hadal_npm_suite name)
+    add_test(NAME npm_${name} COMMAND ${CMAKE_COMMAND} -D NODE=${NODE_PROGRAM} -D NPM=${NPM_PROGRAM}
+        -D SOURCE=${CMAKE_SOURCE_DIR}/tests/${name} -D FOLDER=${CMAKE_BINARY_DIR}/npm/${name}
+        -P ${CMAKE_SOURCE_DIR}/cmake/npm_ci.cmake)
+    set_tests_properties(npm_${name} PROPERTIES FIXTURES_SETUP npm_${name} TIMEOUT 300)
+endfunction()
+function(hadal_npm_test name file) # then the suites it needs, its own first
+    list(GET ARGN 0 suite)
+    list(TRANSFORM ARGN PREPEND npm_ OUTPUT_VARIABLE fixtures)
+    add_test(NAME ${name} COMMAND ${NODE_PROGRAM} --test ${file} WORKING_DIRECTORY ${CMAKE_BINARY_DIR}/npm/${suite})
+    set_tests_properties(${name} PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT 900 FIXTURES_REQUIRED "${fixtures}")
+    if(HADAL_SANITIZE)
+        set_tests_properties(${name} PROPERTIES LABELS slow)
+    endif()
+endfunction()
+
+hadal_npm_suite(clients)
+hadal_npm_test(clients_openai openai.test.mjs clients)
+
+# The page in Chromium; builds without the page have nothing to show.
+if(HADAL_WEB_SOURCE)
+    hadal_npm_suite(browser)
+    hadal_npm_test(browser_page page.test.mjs browser clients)
+endif()

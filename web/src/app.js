@@ -72,7 +72,7 @@ function spoken(messages) {
     return { done: `Answer: ${last.text}`, stopped: 'Stopped.', waiting: 'Waiting for the answer.' }[last.state] ?? '';
 }
 
-function Conversation({ chat, monitor, onExample, onAgain, onEdit }) {
+function Conversation({ chat, monitor, onExample, onAgain, onGoOn, onEdit }) {
     const { messages, isBusy } = useStore(chat);
     const model = useStore(monitor, (s) => s.model);
     const { box, onScroll, isAway, toEnd } = useFollow(messages);
@@ -82,7 +82,7 @@ function Conversation({ chat, monitor, onExample, onAgain, onEdit }) {
         ${count === 0
             ? html`<${Welcome} model=${model} onExample=${onExample} />`
             : html`<section class="thread" aria-label="Conversation">${messages.map((m, i) => html`<${Message} key=${m.id} message=${m}
-                isLast=${i === count - 1} isBusy=${isBusy} onAgain=${onAgain} onEdit=${onEdit} />`)}</section>`}
+                isLast=${i === count - 1} isBusy=${isBusy} onAgain=${onAgain} onGoOn=${onGoOn} onEdit=${onEdit} />`)}</section>`}
         ${isAway && count > 0 && html`<button type="button" class="to-end" aria-label="To the latest" onClick=${toEnd}><${DownIcon} /></button>`}
         <p class="hidden" role="status">${spoken(messages)}</p>
     </div>`;
@@ -151,7 +151,7 @@ export function App() {
             onSettings=${() => setDialog('settings')} onPanel=${() => showPanel(!isPanelOpen)} />
         <main>
             <${Conversation} chat=${chat} monitor=${monitor} onExample=${onExample} onEdit=${edit}
-                onAgain=${() => chat.regenerate(settings.state.system, fields())} />
+                onAgain=${() => chat.regenerate(settings.state.system, fields())} onGoOn=${() => chat.goOn(settings.state.system, fields())} />
             <${Composer} text=${text} onText=${setText} isBusy=${isBusy} canThink=${canThink} onSend=${send} onStop=${() => chat.stop()} />
         </main>
         ${isPanelOpen && html`<${Panel} monitor=${monitor} onClose=${() => showPanel(false)} />`}

@@ -7,6 +7,7 @@
 import { ApiError, streamChat } from './api.js';
 import { load, save, session, Store } from './store.js';
 
+export const canGoOn = (m) => m?.role === 'assistant' && m.state === 'done' && m.stats?.finish === 'length' && m.text !== '';
 const isGrowing = (m) => ['waiting', 'reasoning', 'answering'].includes(m?.state);
 
 /** What the model is told: the turns that were answered, and the question being asked. */
@@ -23,10 +24,15 @@ export function requestMessages(system, messages) {
     return out;
 }
 
+// Pieces that arrived together say nothing about the pace they were made at.
+const RATE_MIN_MS = 15;
+
 /** Figures of one answer, from the clock here and the usage that the server reports. */
 class Stopwatch {
-    constructor(now) {
+    /** nBefore: tokens that the answer had already, when it is continued. */
+    constructor(now, nBefore) {
         this.start = now;
+        this.nBefore = nBefore;
         this.first = this.last = this.answer = null;
         this.chunks = 0;
     }
@@ -41,11 +47,12 @@ class Stopwatch {
     stats(usage, finish) {
         const n = usage?.completion_tokens ?? this.chunks;
         const ms = this.last - this.first;
+        const hasRate = n > 1 && ms >= RATE_MIN_MS;
         return {
             ttftMs: this.first === null ? null : this.first - this.start,
             thoughtMs: this.first === null ? null : (this.answer ?? this.last) - this.first,
-            tokens: n,
-            rate: n > 1 && ms > 0 ? ((n - 1) * 1000) / ms : null,
+            tokens: this.nBefore + n,
+            rate: hasRate ? ((n - 1) * 1000) / ms : null,
             promptTokens: usage?.prompt_tokens ?? null,
             cachedTokens: usage?.prompt_cache_hit_tokens ?? usage?.prompt_tokens_details?.cached_tokens ?? null,
             finish: finish ?? null,
@@ -106,6 +113,13 @@ export class Chat extends Store {
         return this.#answer(system, fields);
     }
 
+    /** Goes on with an answer that was cut at the token limit. */
+    goOn(system, fields) {
+        const last = this.state.messages.at(-1);
+        if (this.state.isBusy || !canGoOn(last)) return;
+        return this.#answer(system, { ...fields, thinking: { type: 'disabled' } }, last);
+    }
+
     /** Takes back a question and all that followed; returns its text. */
     takeBack(id) {
         if (this.state.isBusy) return null;
@@ -127,16 +141,22 @@ export class Chat extends Store {
         this.#keep();
     }
 
-    async #answer(system, fields) {
+    /** from: the answer to go on with, the last message; null: a new one. */
+    async #answer(system, fields, from = null) {
         const abort = (this.#abort = new AbortController());
-        const watch = new Stopwatch(performance.now());
-        const body = { messages: requestMessages(system, this.state.messages), ...fields };
-        let message = { id: this.#nextId++, role: 'assistant', text: '', reasoning: '', state: 'waiting', error: null, stats: null };
+        const watch = new Stopwatch(performance.now(), from?.stats?.tokens ?? 0);
+        const before = from ? this.state.messages.slice(0, -1) : this.state.messages;
+        const messages = requestMessages(system, before);
+        if (from) messages.push({ role: 'assistant', content: from.text, prefix: true });
+        const body = { messages, ...fields };
+        let message = from
+            ? { ...from, state: 'answering' }
+            : { id: this.#nextId++, role: 'assistant', text: '', reasoning: '', state: 'waiting', error: null, stats: null };
         let usage = null;
         let finish = null;
         const isCurrent = () => this.#abort === abort && this.state.messages.at(-1)?.id === message.id;
         const show = everyFrame(() => isCurrent() && isGrowing(message) && this.#replaceLast(message));
-        this.set({ messages: [...this.state.messages, message], isBusy: true });
+        this.set({ messages: [...before, message], isBusy: true });
         this.#keep();
         const onChunk = (chunk) => {
             usage = chunk.usage ?? usage;

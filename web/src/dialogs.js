@@ -88,7 +88,7 @@ export function KeyDialog({ isAsked, onClose, onSaved }) {
         <form class="key" onSubmit=${submit}>
             ${why && html`<p role="status">${why}</p>`}
             <div class="field"><label for="api-key">Key</label>
-                <input id="api-key" type="password" autocomplete="off" spellcheck=${false} value=${value} onInput=${(e) => setValue(e.target.value)} />
+                <input id="api-key" type="password" autofocus autocomplete="off" spellcheck=${false} value=${value} onInput=${(e) => setValue(e.target.value)} />
                 <p class="muted">Kept in this tab only, until it is closed.</p></div>
             <footer><button type="submit" class="primary">Save</button></footer>
         </form>

@@ -2,6 +2,7 @@
 import { Component } from 'preact';
 import { useRef, useState } from 'preact/hooks';
 import { html } from 'htm/preact';
+import { canGoOn } from './chat.js';
 import { formatCount, formatMs, formatRate } from './format.js';
 import { AgainIcon, AlertIcon, CheckIcon, ChevronIcon, CopyIcon, EditIcon } from './icons.js';
 import { renderBlocks } from './markdown.js';
@@ -93,7 +94,7 @@ function ErrorNote({ text, onAgain }) {
     </div>`;
 }
 
-function Answer({ message, isLast, onAgain }) {
+function Answer({ message, isLast, onAgain, onGoOn }) {
     const { state } = message;
     const isGrowing = ['waiting', 'reasoning', 'answering'].includes(state);
     const again = isLast && !isGrowing ? onAgain : null;
@@ -108,6 +109,7 @@ function Answer({ message, isLast, onAgain }) {
             ${!isGrowing && message.text && html`<${CopyButton} text=${message.text} label="Copy answer" />`}
             ${again && state !== 'failed' && html`<button type="button" class="quiet" aria-label="Answer again" title="Answer again" onClick=${again}><${AgainIcon} /></button>`}
             <${Stats} message=${message} />
+            ${isLast && canGoOn(message) && html`<button type="button" class="plain go-on" onClick=${onGoOn}>Continue</button>`}
         </footer>
     </article>`;
 }
@@ -124,9 +126,9 @@ export class Message extends Component {
         return ['message', 'isLast', 'isBusy'].some((k) => next[k] !== this.props[k]);
     }
 
-    render({ message, isLast, isBusy, onAgain, onEdit }) {
+    render({ message, isLast, isBusy, onAgain, onGoOn, onEdit }) {
         return message.role === 'user'
             ? html`<${Question} message=${message} onEdit=${isBusy ? null : onEdit} />`
-            : html`<${Answer} message=${message} isLast=${isLast} onAgain=${onAgain} />`;
+            : html`<${Answer} message=${message} isLast=${isLast} onAgain=${onAgain} onGoOn=${onGoOn} />`;
     }
 }

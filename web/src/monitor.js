@@ -54,7 +54,7 @@ export class Monitor extends Store {
 
     /** Ask everything again: after a key was entered. */
     retry() {
-        this.set({ model: null });
+        this.set({ model: null, link: 'connecting' });
         this.#tick();
     }
 

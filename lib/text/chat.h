@@ -19,15 +19,19 @@ typedef struct hd_chat_encoding hd_chat_encoding;
 
 /* By name ("deepseek_v3.1"); NULL when there is none. */
 const hd_chat_encoding *hd_chat_by_name(const char *name);
-/* The one that fits the tokenizer's added tokens. */
+/* The one whose markers are all added tokens of the tokenizer; NULL when there is none. */
 const hd_chat_encoding *hd_chat_for(const hd_tokenizer *t);
 const char *hd_chat_name(const hd_chat_encoding *e);
 bool hd_chat_can_think(const hd_chat_encoding *e);
 
-/* Appends the prompt's ids, bos included. When the last message is an assistant message with
- * continue_final it is left open (no end token) and generation continues it; otherwise the
- * generation prefix is written. *in_reasoning: whether the output begins inside reasoning.
- * HD_E_INVALID names the message that cannot be encoded (index and role). */
+/* Appends the prompt's ids, bos included (once; the caller adds none). When the last message is an
+ * assistant message with continue_final it is left open (no end token) and generation continues it;
+ * otherwise the generation prefix is written, as the official template does: not after tool
+ * messages, which the model continues directly. *in_reasoning: whether the output begins inside
+ * reasoning. HD_E_INVALID names the message that cannot be encoded (index and role): no messages,
+ * an unknown role, an assistant's message last without continue_final, or another's with it.
+ * HD_E_UNSUPPORTED names the marker that the tokenizer lacks. HD_E_TOO_LARGE: over 1 GiB of text.
+ */
 typedef struct hd_chat_options {
     bool thinking;
     bool continue_final;

@@ -79,10 +79,12 @@ hd_status hd_engine_chat(const hd_engine *e, const hd_chat_input *in, hd_token_l
     for (size_t i = 0; i < in->n_message; i++)
         copy[i] =
             (hd_message){.role = role_of(in->message[i].role), .content = in->message[i].content};
-    hd_chat_options o = {.thinking = in->thinking, .continue_final = in->continue_final};
+    hd_chat_prompt p = {.message = copy,
+                        .n_message = in->n_message,
+                        .thinking = in->thinking,
+                        .continue_final = in->continue_final};
     hd_ids ids = {0};
-    hd_status s =
-        hd_chat_encode(e->chat, e->tokenizer, copy, in->n_message, &o, &ids, in_reasoning);
+    hd_status s = hd_chat_encode(e->chat, e->tokenizer, &p, &ids, in_reasoning);
     hd_free(copy);
     *out = list_of(&ids);
     if (s != HD_OK) hd_engine_free_ids(out);

@@ -25,7 +25,7 @@ struct hd_chat_encoding {
     bool can_think;
     const char *const *marker; /* every one must be an added token; ended by NULL */
     /* The messages are checked. Returns whether generation begins inside reasoning. */
-    bool (*write)(struct writer *w, const hd_message *m, size_t n, const hd_chat_options *o);
+    bool (*write)(struct writer *w, const hd_chat_prompt *p);
 };
 
 static void flush(struct writer *w) {
@@ -62,26 +62,27 @@ static hd_str without_reasoning(hd_str s) {
     return (hd_str){end, s.len - (size_t)(end - s.ptr)};
 }
 
-static void v31_system(struct writer *w, const hd_message *m, size_t n) {
+static void v31_system(struct writer *w, const hd_chat_prompt *p) {
     bool is_first = true;
-    for (size_t i = 0; i < n; i++) {
-        if (m[i].role != HD_ROLE_SYSTEM) continue;
+    for (size_t i = 0; i < p->n_message; i++) {
+        if (p->message[i].role != HD_ROLE_SYSTEM) continue;
         if (!is_first) plain(w, hd_str_of("\n\n"));
-        plain(w, m[i].content);
+        plain(w, p->message[i].content);
         is_first = false;
     }
 }
 
-static bool v31_write(struct writer *w, const hd_message *m, size_t n, const hd_chat_options *o) {
+static bool v31_write(struct writer *w, const hd_chat_prompt *p) {
     bool after_user = false;
     marker(w, BOS);
-    v31_system(w, m, n);
-    for (size_t i = 0; i < n; i++) {
-        switch (m[i].role) {
+    v31_system(w, p);
+    for (size_t i = 0; i < p->n_message; i++) {
+        hd_str text = p->message[i].content;
+        switch (p->message[i].role) {
         case HD_ROLE_SYSTEM: break; /* written first; does not end a user's turn */
         case HD_ROLE_USER:
             marker(w, USER);
-            plain(w, m[i].content);
+            plain(w, text);
             after_user = true;
             break;
         case HD_ROLE_ASSISTANT:
@@ -89,13 +90,13 @@ static bool v31_write(struct writer *w, const hd_message *m, size_t n, const hd_
                 marker(w, ASSISTANT);
                 marker(w, THINK_END);
             }
-            plain(w, without_reasoning(m[i].content));
-            if (i + 1 < n || !o->continue_final) marker(w, EOS);
+            plain(w, without_reasoning(text));
+            if (i + 1 < p->n_message || !p->continue_final) marker(w, EOS);
             after_user = false;
             break;
         case HD_ROLE_TOOL:
             marker(w, OUTPUT);
-            plain(w, m[i].content);
+            plain(w, text);
             marker(w, OUTPUT_END);
             after_user = false;
             break;
@@ -104,8 +105,8 @@ static bool v31_write(struct writer *w, const hd_message *m, size_t n, const hd_
     flush(w);
     if (!after_user) return false;
     marker(w, ASSISTANT);
-    marker(w, o->thinking ? THINK : THINK_END);
-    return o->thinking;
+    marker(w, p->thinking ? THINK : THINK_END);
+    return p->thinking;
 }
 
 /* ---- the table ---- */
@@ -136,9 +137,10 @@ const hd_chat_encoding *hd_chat_for(const hd_tokenizer *t) {
 const char *hd_chat_name(const hd_chat_encoding *e) { return e->name; }
 bool hd_chat_can_think(const hd_chat_encoding *e) { return e->can_think; }
 
-static hd_status check_messages(const hd_message *m, size_t n, const hd_chat_options *o) {
+static hd_status check_messages(const hd_chat_prompt *p) {
     static const char *const role_name[] = {"system", "user", "assistant", "tool"};
-    size_t n_byte = 0;
+    const hd_message *m = p->message;
+    size_t n_byte = 0, n = p->n_message;
     if (n == 0) return HD_FAIL(INVALID, "a chat needs at least one message");
     for (size_t i = 0; i < n; i++) {
         if ((unsigned)m[i].role >= HD_COUNT_OF(role_name))
@@ -148,12 +150,12 @@ static hd_status check_messages(const hd_message *m, size_t n, const hd_chat_opt
         n_byte += m[i].content.len;
     }
     enum hd_role last = m[n - 1].role;
-    if (last == HD_ROLE_ASSISTANT && !o->continue_final)
+    if (last == HD_ROLE_ASSISTANT && !p->continue_final)
         return HD_FAIL(INVALID,
                        "message %zu: the last message is an assistant message: it can only be "
                        "continued (prefix), or be followed by a user or tool message",
                        n - 1);
-    if (last != HD_ROLE_ASSISTANT && o->continue_final)
+    if (last != HD_ROLE_ASSISTANT && p->continue_final)
         return HD_FAIL(INVALID,
                        "message %zu: only an assistant message can be continued, the last has "
                        "role %s",
@@ -161,20 +163,19 @@ static hd_status check_messages(const hd_message *m, size_t n, const hd_chat_opt
     return HD_OK;
 }
 
-hd_status hd_chat_encode(const hd_chat_encoding *e, const hd_tokenizer *t, const hd_message *m,
-                         size_t n_message, const hd_chat_options *o, hd_ids *out,
-                         bool *in_reasoning) {
+hd_status hd_chat_encode(const hd_chat_encoding *e, const hd_tokenizer *t, const hd_chat_prompt *p,
+                         hd_ids *out, bool *in_reasoning) {
     const char *missing = missing_marker(e, t);
     *in_reasoning = false;
     if (missing)
         return HD_FAIL(UNSUPPORTED, "chat encoding %s: the tokenizer has no token %s", e->name,
                        missing);
-    HD_TRY(check_messages(m, n_message, o));
+    HD_TRY(check_messages(p));
     struct writer w = {.t = t, .out = out};
     hd_buf_init(&w.plain, SIZE_MAX / 2);
-    hd_chat_options used = *o;
-    used.thinking = o->thinking && e->can_think;
-    *in_reasoning = e->write(&w, m, n_message, &used);
+    hd_chat_prompt used = *p;
+    used.thinking = p->thinking && e->can_think;
+    *in_reasoning = e->write(&w, &used);
     hd_buf_fini(&w.plain);
     return HD_OK;
 }

@@ -32,12 +32,13 @@ bool hd_chat_can_think(const hd_chat_encoding *e);
  * an unknown role, an assistant's message last without continue_final, or another's with it.
  * HD_E_UNSUPPORTED names the marker that the tokenizer lacks. HD_E_TOO_LARGE: over 1 GiB of text.
  */
-typedef struct hd_chat_options {
+typedef struct hd_chat_prompt {
+    const hd_message *message; /* [n_message] */
+    size_t n_message;
     bool thinking;
     bool continue_final;
-} hd_chat_options;
+} hd_chat_prompt;
 HD_MUST_CHECK hd_status hd_chat_encode(const hd_chat_encoding *e, const hd_tokenizer *t,
-                                       const hd_message *m, size_t n_message,
-                                       const hd_chat_options *o, hd_ids *out, bool *in_reasoning);
+                                       const hd_chat_prompt *p, hd_ids *out, bool *in_reasoning);
 
 #endif

@@ -52,7 +52,7 @@ static json_t *at(json_t *root, const char *path) {
         memcpy(key, path, n);
         key[n] = 0;
         path += n + (path[n] == '/');
-        root = json_is_array(root) ? json_array_get(root, (size_t)atol(key))
+        root = json_is_array(root) ? json_array_get(root, strtoul(key, NULL, 10))
                                    : json_object_get(root, key);
     }
     return root;
@@ -73,7 +73,7 @@ static void edit(json_t *root, const char *path, const char *key, const char *va
     if (json_is_array(parent) && strcmp(key, "+") == 0)
         json_array_append_new(parent, v);
     else if (json_is_array(parent))
-        json_array_set_new(parent, (size_t)atol(key), v);
+        json_array_set_new(parent, strtoul(key, NULL, 10), v);
     else if (v)
         json_object_set_new(parent, key, v);
     else

@@ -7,7 +7,7 @@
  * same MLA forms, with the same weights, for the same tenant. Pages of equal tokens but different
  * forms share a key: the index is a multi-map. A fingerprint only finds candidates; a hit is a page
  * whose stored tokens are equal and whose parent is the very page matched before it, so a collision
- * costs a miss and never gives a wrong page. docs/adr/prefix-index.md says why.
+ * costs a miss and never gives a wrong page. docs/adr/0004-prefix-index.md says why.
  *
  * An indexed page's ancestors outlive it: whoever references a page references all its ancestors,
  * and releases descendants first; so a cached page's descendants are all cached, and released

@@ -289,7 +289,7 @@ void hd_sched_finish(hd_sched *s, hd_seq *q) {
         hd_sched_dequeue(s, q);
     } else {
         hd_sched_stop(s, q);
-        s->horizon_tok -= (s->horizon_tok - s->c.page_tok) / HD_SCHED_HORIZON_DECAY;
+        s->horizon_tok -= (s->horizon_tok - s->c.page_tok) / HD_SCHED_HORIZON_DOWN;
     }
     q->state = HD_SEQ_DONE;
 }

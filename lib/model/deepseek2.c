@@ -11,7 +11,7 @@
 struct globals {
     const hd_weight *token_embd; /* [V, D] */
     const float *output_norm;    /* [D] */
-    const hd_weight *output;     /* [V, D]; NULL: tied to token_embd */
+    const hd_weight *output;     /* [V, D]; token_embd's matrix when tied */
 };
 
 struct layer {
@@ -71,7 +71,7 @@ static bool has_shared(const hd_hparams *hp, int layer) {
 static const hd_slot global_slot[] = {
     MATRIX(globals, token_embd,  "token_embd.weight",  embed, .when = NULL),
     VECTOR(globals, output_norm, "output_norm.weight", head,  .when = NULL),
-    MATRIX(globals, output,      "output.weight",      head,  .is_optional = true),
+    MATRIX(globals, output,      "output.weight",      head,  .fallback = "token_embd.weight"),
 };
 
 static const hd_slot layer_slot[] = {
@@ -192,8 +192,7 @@ static const float *deepseek2_forward(hd_model *m, const hd_batch *b) {
     }
     if (b->n_out > 0)
         RUN(head, .n_out = b->n_out, .d_model = hp->d_model, .row = b->out_row, .x = w->x,
-            .norm = g->output_norm, .eps = hp->rms_eps, .w = g->output ? g->output : g->token_embd,
-            .logits = w->logits);
+            .norm = g->output_norm, .eps = hp->rms_eps, .w = g->output, .logits = w->logits);
     return w->logits;
 }
 

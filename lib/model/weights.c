@@ -99,11 +99,16 @@ static hd_status bind_slot(hd_model *m, const hd_slot *slot, int layer, char *ta
     char name[64];
     slot_name(slot, layer, name);
     const hd_canon_tensor *t = hd_canon_find(m->canon, name);
+    bool is_shared = !t && slot->fallback; /* the same bytes as another slot's: counted there */
+    if (is_shared) t = hd_canon_find(m->canon, slot->fallback);
     if (!t && slot->is_optional) return HD_OK;
     if (!t) return HD_FAIL(CORRUPT, "tensor %s: expected, found none", name);
     if (slot->kind == HD_SLOT_VECTOR)
         return bind_vector(m, t, (const float **)(void *)(target + slot->offset));
-    return bind_matrix(m, t, slot, layer, (const hd_weight **)(void *)(target + slot->offset));
+    uint64_t counted = m->weight_bytes;
+    HD_TRY(bind_matrix(m, t, slot, layer, (const hd_weight **)(void *)(target + slot->offset)));
+    if (is_shared) m->weight_bytes = counted;
+    return HD_OK;
 }
 
 hd_status hd_weights_bind(hd_model *m, void (*on_progress)(void *user, int done, int all),

@@ -1,0 +1,186 @@
+/* `hadal eval --golden`: a model's golden file: prompts with their ids, the reference's best logits
+ * at the last position and its greedy tokens; and tokenizer cases. Prompts run together. */
+#include "cmd/eval.h"
+
+#include "base/mem.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+struct golden {
+    struct hd_eval *e;
+    const json_t *prompts;
+    hd_scorer *scorer;
+    int *prompt_of; /* [n_seq_max] */
+    int n_running;
+    double logit_max, logit_sum;
+    int n_logit, n_greedy, n_greedy_equal, n_exact; /* n_exact: prompts with all tokens equal */
+    double worst_margin; /* largest margin at which greedy left the reference */
+    int n_off;
+    int n_ids, n_ids_equal; /* texts tokenized */
+};
+
+static int size_of(const json_t *prompt, const char *key) {
+    return (int)json_array_size(json_object_get(prompt, key));
+}
+static int32_t id_at(const json_t *prompt, const char *key, int ix) {
+    return (int32_t)json_integer_value(json_array_get(json_object_get(prompt, key), (size_t)ix));
+}
+
+static void compare_top(struct golden *g, const json_t *prompt, const float *logits) {
+    size_t i;
+    const json_t *pair;
+    json_array_foreach(json_object_get(prompt, "top"), i, pair) {
+        json_int_t id = json_integer_value(json_array_get(pair, 0));
+        if (id < 0 || id >= g->e->hp.n_vocab) continue;
+        double error = fabs((double)logits[id] - json_number_value(json_array_get(pair, 1)));
+        if (!(error <= g->logit_max)) g->logit_max = error;
+        g->logit_sum += error;
+        g->n_logit++;
+    }
+}
+
+static void on_logits(void *user, int seq, int pos, const float *logits) {
+    struct golden *g = user;
+    const json_t *prompt = json_array_get(g->prompts, (size_t)g->prompt_of[seq]);
+    int n_done = pos + 1 - size_of(prompt, "ids"), n_greedy = size_of(prompt, "greedy");
+    if (n_done == 0) {
+        compare_top(g, prompt, logits);
+        g->n_greedy += n_greedy;
+    }
+    if (n_done < n_greedy) {
+        double margin;
+        int token = hd_eval_arg_max(logits, g->e->hp.n_vocab, &margin);
+        bool equal = token == id_at(prompt, "greedy", n_done);
+        g->n_greedy_equal += equal;
+        if (equal && n_done + 1 < n_greedy) {
+            hd_scorer_extend(g->scorer, seq, token);
+            return;
+        }
+        g->n_exact += equal;
+        g->n_off += !equal;
+        if (!equal && !(margin <= g->worst_margin)) g->worst_margin = margin;
+    }
+    hd_scorer_drop(g->scorer, seq);
+    g->n_running--;
+}
+
+static hd_status add_prompt(struct golden *g, int ix, int *seq) {
+    const json_t *prompt = json_array_get(g->prompts, (size_t)ix);
+    int n = size_of(prompt, "ids"), n_all = n + size_of(prompt, "greedy");
+    if (n < 1) return HD_FAIL(INVALID, "golden prompt %d: no ids", ix);
+    HD_TRY(hd_eval_check_fits(g->e, n_all, "golden prompt"));
+    int32_t *id = hd_alloc((size_t)n * sizeof *id);
+    for (int i = 0; i < n; i++) {
+        id[i] = id_at(prompt, "ids", i);
+        if (id[i] < 0 || id[i] >= g->e->hp.n_vocab) {
+            hd_free(id);
+            return HD_FAIL(INVALID, "golden prompt %d: an id is not in the vocabulary", ix);
+        }
+    }
+    *seq = hd_scorer_add(g->scorer, &(hd_score_spec){.token = id,
+                                                     .n_tok = n,
+                                                     .n_tok_max = n_all,
+                                                     .first_out = n - 1,
+                                                     .form = hd_eval_form(g->e, n),
+                                                     .next_form = hd_eval_form(g->e, 1)});
+    hd_free(id);
+    return HD_OK;
+}
+
+static hd_status run_prompts(struct golden *g) {
+    int n = (int)json_array_size(g->prompts), next = 0;
+    while (next < n || g->n_running > 0) {
+        for (int seq = 0; next < n;) {
+            HD_TRY(add_prompt(g, next, &seq));
+            if (seq < 0) break;
+            g->prompt_of[seq] = next++;
+            g->n_running++;
+        }
+        hd_scorer_step(g->scorer, 0, on_logits, g);
+        hd_progress(NULL, "golden", (double)(next - g->n_running) / n);
+    }
+    hd_progress(NULL, "golden", 1);
+    return HD_OK;
+}
+
+/* Items with a text under `key` and its ids. */
+static void compare_texts(struct golden *g, const json_t *list, const char *key) {
+    size_t i;
+    const json_t *item;
+    json_array_foreach(list, i, item) {
+        const json_t *text = json_object_get(item, key);
+        hd_ids ids = {0};
+        hd_str s = {json_string_value(text), json_string_length(text)};
+        if (!s.ptr) continue;
+        hd_tokenizer_encode(g->e->tokenizer, s, true, &ids);
+        bool equal = (int)ids.n == size_of(item, "ids");
+        for (size_t k = 0; equal && k < ids.n; k++) equal = ids.id[k] == id_at(item, "ids", (int)k);
+        g->n_ids++;
+        g->n_ids_equal += equal;
+        hd_ids_fini(&ids);
+    }
+}
+
+static void tell(const struct golden *g, const char *path) {
+    int n = (int)json_array_size(g->prompts);
+    double mean = g->n_logit ? g->logit_sum / g->n_logit : 0;
+    if (!g->e->json) {
+        printf("%s: %d prompts\n  best logits: max error %.3g, mean %.3g\n", path, n, g->logit_max,
+               mean);
+        printf("  greedy: %d of %d prompts equal, %d of %d tokens; largest margin where it left "
+               "the reference %.3g\n",
+               g->n_exact, n, g->n_greedy_equal, g->n_greedy, g->worst_margin);
+        if (g->e->tokenizer)
+            printf("  tokenizer: %d of %d texts equal\n", g->n_ids_equal, g->n_ids);
+        else
+            printf("  tokenizer: not checked, the model has none\n");
+        return;
+    }
+    hd_json *j = g->e->json;
+    hd_json_key(j, "golden");
+    hd_json_object(j);
+    const struct {
+        const char *key;
+        double value;
+    } numbers[] = {
+        {"prompts", n},
+        {"logit_max_error", g->logit_max},
+        {"logit_mean_error", mean},
+        {"greedy_prompts_equal", g->n_exact},
+        {"greedy", g->n_greedy},
+        {"greedy_equal", g->n_greedy_equal},
+        {"greedy_worst_margin", g->worst_margin},
+        {"texts", g->n_ids},
+        {"texts_equal", g->n_ids_equal},
+    };
+    for (size_t i = 0; i < HD_COUNT_OF(numbers); i++) {
+        hd_json_key(j, numbers[i].key);
+        hd_json_num(j, numbers[i].value);
+    }
+    hd_json_object_end(j);
+}
+
+hd_status hd_eval_golden(struct hd_eval *e, const char *path) {
+    json_error_t error;
+    json_t *root = json_load_file(path, 0, &error);
+    if (!root) return HD_FAIL(INVALID, "%s: line %d: %s", path, error.line, error.text);
+    struct golden g = {.e = e,
+                       .prompts = json_object_get(root, "prompts"),
+                       .scorer = hd_scorer_new(e->model, &e->mo, 1),
+                       .prompt_of = hd_alloc_zero((size_t)e->mo.n_seq_max, sizeof(int))};
+    hd_status s = json_array_size(g.prompts)
+                      ? run_prompts(&g)
+                      : HD_FAIL(INVALID, "%s: prompts: expected a list, found none", path);
+    if (s == HD_OK && e->tokenizer) {
+        compare_texts(&g, g.prompts, "prompt");
+        compare_texts(&g, json_object_get(root, "tokenizer"), "text");
+    }
+    if (s == HD_OK) tell(&g, path);
+    hd_scorer_free(g.scorer);
+    hd_free(g.prompt_of);
+    json_decref(root);
+    return s;
+}

@@ -1,0 +1,295 @@
+/* `hadal eval --perplexity`: a text through the model in overlapping windows.
+ *
+ * Method: the tokens of the whole text, without a begin token; windows [begin token] + text[s:e],
+ * e - s <= context - 1. The first window scores all of its text tokens; each later one starts so
+ * that its new tokens have (context - 1 - stride) tokens before them. Perplexity =
+ * exp(total nll / tokens). Windows are independent, so several run in one batch.
+ *
+ * --save-logits keeps every scored position's logits; --against reads such a file of the same text
+ * and settings and tells the mean Kullback-Leibler divergence from it. */
+#include "cmd/eval.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Head of a logits file; then n_tok rows of n_vocab float32, in text order. */
+struct logits_head {
+    char magic[8]; /* "hdlogit1" */
+    uint32_t n_vocab, n_tok, context, stride;
+    uint64_t ids_hash;
+};
+
+struct window {
+    int start, end, first_new; /* text tokens [start, end); scored from first_new on */
+};
+
+struct text_run {
+    struct hd_eval *e;
+    const int32_t *id; /* [n_tok] */
+    int n_tok, n_character, context, stride;
+    struct window *window_of; /* [n_seq_max] of the sequence */
+    hd_scorer *scorer;
+    int n_running, n_scored;
+    double nll;
+    int save, against; /* file descriptors, or -1 */
+    float *base;       /* [n_vocab] one row of `against` */
+    double kl, kl_max, logit_max;
+    int n_top_equal;
+    hd_status io;
+};
+
+static struct logits_head head_of(const struct text_run *r) {
+    struct logits_head h = {.magic = {'h', 'd', 'l', 'o', 'g', 'i', 't', '1'},
+                            .n_vocab = (uint32_t)r->e->hp.n_vocab,
+                            .n_tok = (uint32_t)r->n_tok,
+                            .context = (uint32_t)r->context,
+                            .stride = (uint32_t)r->stride,
+                            .ids_hash = 14695981039346656037u};
+    for (int i = 0; i < r->n_tok; i++)
+        h.ids_hash = (h.ids_hash ^ (uint64_t)r->id[i]) * 1099511628211u;
+    return h;
+}
+
+static off_t row_offset(const struct text_run *r, int text_ix) {
+    size_t row = (size_t)r->e->hp.n_vocab * sizeof(float);
+    return (off_t)(sizeof(struct logits_head) + (size_t)text_ix * row);
+}
+
+/* Whole reads and writes at an offset, or an error that names the file. */
+static hd_status write_at(int fd, const void *p, size_t n, off_t at) {
+    for (size_t done = 0; done < n;) {
+        ssize_t k = pwrite(fd, (const char *)p + done, n - done, at + (off_t)done);
+        if (k < 0) return HD_FAIL(IO, "logits file: cannot be written: %s", strerror(errno));
+        done += (size_t)k;
+    }
+    return HD_OK;
+}
+static hd_status read_at(int fd, void *p, size_t n, off_t at) {
+    for (size_t done = 0; done < n;) {
+        ssize_t k = pread(fd, (char *)p + done, n - done, at + (off_t)done);
+        if (k < 0) return HD_FAIL(IO, "logits file: cannot be read: %s", strerror(errno));
+        if (k == 0) return HD_FAIL(CORRUPT, "logits file: ends at byte %lld", (long long)at);
+        done += (size_t)k;
+    }
+    return HD_OK;
+}
+
+static void compare_row(struct text_run *r, int text_ix, const float *logits) {
+    int n = r->e->hp.n_vocab;
+    r->io = read_at(r->against, r->base, (size_t)n * sizeof *r->base, row_offset(r, text_ix));
+    if (r->io != HD_OK) return;
+    double base_sum = hd_eval_log_sum_exp(r->base, n), sum = hd_eval_log_sum_exp(logits, n);
+    double kl = 0, margin;
+    for (int i = 0; i < n; i++) {
+        double p = (double)r->base[i] - base_sum, q = (double)logits[i] - sum;
+        double error = fabs((double)logits[i] - (double)r->base[i]);
+        kl += exp(p) * (p - q);
+        if (!(error <= r->logit_max)) r->logit_max = error;
+    }
+    r->kl += kl;
+    if (!(kl <= r->kl_max)) r->kl_max = kl;
+    r->n_top_equal += hd_eval_arg_max(logits, n, &margin) == hd_eval_arg_max(r->base, n, &margin);
+}
+
+/* Position 0 is the begin token; logits of position p are about text token start + p. */
+static void on_logits(void *user, int seq, int pos, const float *logits) {
+    struct text_run *r = user;
+    const struct window *w = &r->window_of[seq];
+    int text_ix = w->start + pos, n = r->e->hp.n_vocab;
+    r->nll += hd_eval_log_sum_exp(logits, n) - (double)logits[r->id[text_ix]];
+    r->n_scored++;
+    if (r->save >= 0 && r->io == HD_OK)
+        r->io = write_at(r->save, logits, (size_t)n * sizeof *logits, row_offset(r, text_ix));
+    if (r->against >= 0 && r->io == HD_OK) compare_row(r, text_ix, logits);
+    if (text_ix + 1 == w->end) {
+        hd_scorer_drop(r->scorer, seq);
+        r->n_running--;
+    }
+}
+
+static struct window window_after(const struct text_run *r, int first_new) {
+    int before = first_new == 0 ? 0 : r->context - 1 - r->stride;
+    int start = first_new - before;
+    int end = start + r->context - 1;
+    return (struct window){start, end < r->n_tok ? end : r->n_tok, first_new};
+}
+
+static int add_window(struct text_run *r, const struct window *w, int32_t bos) {
+    int n = w->end - w->start; /* the last text token is only predicted */
+    int32_t *id = hd_alloc((size_t)n * sizeof *id);
+    id[0] = bos;
+    memcpy(id + 1, r->id + w->start, (size_t)(n - 1) * sizeof *id);
+    enum hd_mla_form form = hd_eval_form(r->e, n);
+    int seq = hd_scorer_add(r->scorer, &(hd_score_spec){.token = id,
+                                                        .n_tok = n,
+                                                        .n_tok_max = n,
+                                                        .first_out = w->first_new - w->start,
+                                                        .form = form,
+                                                        .next_form = form});
+    hd_free(id);
+    return seq;
+}
+
+static void run_windows(struct text_run *r, int32_t bos) {
+    struct window next = window_after(r, 0);
+    while (next.first_new < r->n_tok || r->n_running > 0) {
+        while (next.first_new < r->n_tok) {
+            int seq = add_window(r, &next, bos);
+            if (seq < 0) break;
+            r->window_of[seq] = next;
+            r->n_running++;
+            next = window_after(r, next.end);
+        }
+        hd_scorer_step(r->scorer, 0, on_logits, r);
+        hd_progress(NULL, "perplexity", 0.999 * r->n_scored / r->n_tok);
+        if (r->io != HD_OK) break;
+    }
+    hd_progress(NULL, "perplexity", 1);
+}
+
+static hd_status open_files(struct text_run *r) {
+    const struct hd_options *o = r->e->o;
+    struct logits_head own = head_of(r), found;
+    if (o->eval_save_logits) {
+        r->save = open(o->eval_save_logits, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+        if (r->save < 0) return HD_FAIL(IO, "%s: %s", o->eval_save_logits, strerror(errno));
+        HD_TRY(write_at(r->save, &own, sizeof own, 0));
+    }
+    if (o->eval_against) {
+        r->against = open(o->eval_against, O_RDONLY | O_CLOEXEC);
+        if (r->against < 0) return HD_FAIL(IO, "%s: %s", o->eval_against, strerror(errno));
+        HD_TRY(read_at(r->against, &found, sizeof found, 0));
+        if (memcmp(&own, &found, sizeof own) != 0)
+            return HD_FAIL(INVALID,
+                           "%s: of another text or setting (expected %u tokens, context %u, stride "
+                           "%u, vocabulary %u; found %u, %u, %u, %u)",
+                           o->eval_against, own.n_tok, own.context, own.stride, own.n_vocab,
+                           found.n_tok, found.context, found.stride, found.n_vocab);
+        r->base = hd_alloc((size_t)r->e->hp.n_vocab * sizeof *r->base);
+    }
+    return HD_OK;
+}
+
+static void tell(const struct text_run *r, const char *path, double seconds) {
+    double perplexity = exp(r->nll / r->n_tok), n = r->n_tok;
+    if (!r->e->json) {
+        printf("%s: context %d, stride %d: perplexity %.6f, nll %.4f over %d tokens", path,
+               r->context, r->stride, perplexity, r->nll, r->n_tok);
+        if (r->n_character > 0) printf(", %.6f bits a character", r->nll / log(2) / r->n_character);
+        printf("; %.1f scored tokens/s\n", n / seconds);
+        if (r->against >= 0)
+            printf("  against %s: mean KL %.4g, max KL %.4g, max logit error %.4g, arg-max %d of "
+                   "%d equal\n",
+                   r->e->o->eval_against, r->kl / n, r->kl_max, r->logit_max, r->n_top_equal,
+                   r->n_tok);
+        return;
+    }
+    hd_json *j = r->e->json;
+    hd_json_key(j, "perplexity");
+    hd_json_object(j);
+    const struct {
+        const char *key;
+        double value;
+        bool is_there;
+    } numbers[] = {
+        {"context", r->context, true},
+        {"stride", r->stride, true},
+        {"tokens", n, true},
+        {"nll", r->nll, true},
+        {"perplexity", perplexity, true},
+        {"bits_per_character", r->nll / log(2) / r->n_character, r->n_character > 0},
+        {"tokens_per_s", n / seconds, true},
+        {"kl_mean", r->kl / n, r->against >= 0},
+        {"kl_max", r->kl_max, r->against >= 0},
+        {"logit_max_error", r->logit_max, r->against >= 0},
+        {"arg_max_equal", r->n_top_equal, r->against >= 0},
+    };
+    for (size_t i = 0; i < HD_COUNT_OF(numbers); i++) {
+        if (!numbers[i].is_there) continue;
+        hd_json_key(j, numbers[i].key);
+        hd_json_num(j, numbers[i].value);
+    }
+    hd_json_object_end(j);
+}
+
+static hd_status read_text(const char *path, hd_buf *b) {
+    FILE *f = fopen(path, "re");
+    if (!f) return HD_FAIL(IO, "%s: %s", path, strerror(errno));
+    char piece[65536];
+    for (size_t k; (k = fread(piece, 1, sizeof piece, f)) > 0;) hd_buf_add(b, piece, k);
+    bool failed = ferror(f) != 0;
+    fclose(f);
+    if (failed || b->overflowed || b->len == 0)
+        return HD_FAIL(IO, "%s: cannot be read, is empty, or has more than %zu bytes", path,
+                       b->cap);
+    return HD_OK;
+}
+
+static int count_characters(const hd_buf *b) {
+    int n = 0;
+    for (size_t i = 0; i < b->len; i++) n += ((unsigned char)b->ptr[i] & 0xC0) != 0x80;
+    return n;
+}
+
+static hd_status run_text(struct hd_eval *e, const char *path, const hd_ids *ids, int n_character) {
+    int context = e->o->eval_context ? e->o->eval_context : e->mo.n_pos_max;
+    int stride = e->o->eval_stride ? e->o->eval_stride : context / 2;
+    int32_t bos = hd_tokenizer_bos(e->tokenizer);
+    if (bos < 0) bos = e->hp.bos;
+    if (bos < 0) return HD_FAIL(UNSUPPORTED, "the tokenizer has no begin token");
+    if (context < 2 || stride < 1 || stride >= context)
+        return HD_FAIL(INVALID, "context %d, stride %d: expected 1 <= stride < context", context,
+                       stride);
+    HD_TRY(hd_eval_check_fits(e, context - 1, "--context"));
+    int limit = e->o->eval_limit;
+    bool is_cut = limit > 0 && (size_t)limit < ids->n;
+    struct text_run r = {.e = e,
+                         .id = ids->id,
+                         .n_tok = is_cut ? limit : (int)ids->n,
+                         .n_character = is_cut ? 0 : n_character,
+                         .context = context,
+                         .stride = stride,
+                         .window_of = hd_alloc_zero((size_t)e->mo.n_seq_max, sizeof(struct window)),
+                         .scorer = hd_scorer_new(e->model, &e->mo, 1),
+                         .save = -1,
+                         .against = -1};
+    hd_status s = open_files(&r);
+    if (s == HD_OK) {
+        int64_t start = hd_now_ns();
+        run_windows(&r, bos);
+        s = r.io;
+        if (s == HD_OK) tell(&r, path, (double)(hd_now_ns() - start) / 1e9);
+    }
+    if (r.save >= 0 && close(r.save) != 0 && s == HD_OK)
+        s = HD_FAIL(IO, "%s: %s", e->o->eval_save_logits, strerror(errno));
+    if (r.against >= 0) close(r.against);
+    hd_scorer_free(r.scorer);
+    hd_free(r.window_of);
+    hd_free(r.base);
+    return s;
+}
+
+hd_status hd_eval_perplexity(struct hd_eval *e, const char *path) {
+    if (!e->tokenizer)
+        return HD_FAIL(UNSUPPORTED, "perplexity of a text: the model has no tokenizer; give one "
+                                    "with --tokenizer");
+    hd_buf text;
+    hd_ids ids = {0};
+    hd_buf_init(&text, (size_t)1 << 30);
+    hd_status s = read_text(path, &text);
+    if (s == HD_OK) {
+        hd_tokenizer_encode(e->tokenizer, hd_buf_str(&text), false, &ids);
+        s = ids.n < INT32_MAX ? run_text(e, path, &ids, count_characters(&text))
+                              : HD_FAIL(TOO_LARGE, "%s: %zu tokens", path, ids.n);
+    }
+    hd_ids_fini(&ids);
+    hd_buf_fini(&text);
+    return s;
+}

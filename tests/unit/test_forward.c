@@ -1,0 +1,431 @@
+/* The forward pass against reference logits of small random models (tests/golden/families), and the
+ * promise of determinism: whatever is computed together, in whatever pieces, gives the same bits.
+ */
+#include "support/check.h"
+
+#include "model/score.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Largest logit error over the reference's standard deviation, by backend. */
+static const struct {
+    const char *backend;
+    double bound;
+} backends[] = {{"ref", 1e-4}};
+
+static const char *const families[] = {"v3", "v3-yarn-mscale-pair"};
+
+/* ---- a model, and logits of one sequence ---- */
+
+typedef struct loaded {
+    hd_checkpoint *checkpoint;
+    hd_dev dev;
+    hd_model_options opt;
+    hd_model *model;
+    int n_vocab;
+} loaded;
+
+static loaded open_family(const char *backend, const char *family, enum hd_format kv_format) {
+    loaded l = {.opt = {.n_row_max = 96,
+                        .n_seq_max = 9,
+                        .n_out_max = 96,
+                        .n_pos_max = 300,
+                        .n_page = 70,
+                        .page_tok = 16,
+                        .kv_format = kv_format}};
+    char path[128];
+    snprintf(path, sizeof path, "tests/golden/families/%s", family);
+    assert_ok(hd_checkpoint_open(test_path(path), &l.checkpoint));
+    assert_ok(hd_dev_open(backend, NULL, &l.dev));
+    assert_ok(hd_model_open(l.checkpoint, &l.dev, &l.opt, NULL, NULL, &l.model));
+    l.n_vocab = hd_model_hparams(l.model)->n_vocab;
+    return l;
+}
+static void close_family(loaded *l) {
+    hd_model_close(l->model);
+    hd_dev_close(&l->dev);
+    hd_checkpoint_close(l->checkpoint);
+}
+
+struct sink {
+    float *logits[9]; /* [n_tok, n_vocab] by sequence */
+    int n_vocab;
+};
+static void keep_logits(void *user, int seq, int pos, const float *logits) {
+    struct sink *s = user;
+    memcpy(s->logits[seq] + (size_t)pos * (size_t)s->n_vocab, logits,
+           (size_t)s->n_vocab * sizeof *logits);
+}
+
+typedef struct way {
+    int form, first_chunk, chunk; /* chunks: 0 is whole */
+    uint64_t seed;                /* order of pages */
+} way;
+
+/* [n, n_vocab] on the heap. */
+static float *logits_of(loaded *l, const int32_t *id, int n, way w) {
+    float *out = malloc((size_t)n * (size_t)l->n_vocab * sizeof *out);
+    struct sink sink = {.logits = {out}, .n_vocab = l->n_vocab};
+    hd_scorer *s = hd_scorer_new(l->model, &l->opt, w.seed);
+    hd_score_spec spec = {.token = id,
+                          .n_tok = n,
+                          .n_tok_max = n,
+                          .form = (enum hd_mla_form)w.form,
+                          .next_form = (enum hd_mla_form)w.form};
+    assert_int_equal(hd_scorer_add(s, &spec), 0);
+    hd_scorer_step(s, w.first_chunk, keep_logits, &sink);
+    while (hd_scorer_step(s, w.chunk, keep_logits, &sink) > 0) continue;
+    hd_scorer_free(s);
+    return out;
+}
+
+/* ---- reference cases ---- */
+
+static json_t *read_cases(const char *family) {
+    char path[128];
+    snprintf(path, sizeof path, "tests/golden/families/%s/cases.json", family);
+    json_error_t error;
+    json_t *root = json_load_file(test_path(path), 0, &error);
+    if (!root) fail_msg("%s: %s", path, error.text);
+    return root;
+}
+static int32_t *read_ids(const json_t *a, int *n) {
+    *n = (int)json_array_size(a);
+    int32_t *id = malloc((size_t)(*n + 1) * sizeof *id);
+    for (int i = 0; i < *n; i++) id[i] = (int32_t)json_integer_value(json_array_get(a, (size_t)i));
+    return id;
+}
+
+static int arg_max(const float *p, int n, double *margin) {
+    int best = 0;
+    for (int i = 1; i < n; i++)
+        if (p[i] > p[best]) best = i;
+    *margin = INFINITY;
+    for (int i = 0; i < n; i++)
+        if (i != best) *margin = fmin(*margin, (double)(p[best] - p[i]));
+    return best;
+}
+static double nll_of(const float *p, int n, int token) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += exp((double)p[i] - (double)p[token]);
+    return log(sum);
+}
+static double standard_deviation(const json_t *logits) {
+    double n = (double)json_array_size(logits), sum = 0, square = 0;
+    size_t i;
+    const json_t *v;
+    json_array_foreach(logits, i, v) {
+        sum += json_number_value(v);
+        square += json_number_value(v) * json_number_value(v);
+    }
+    return sqrt(square / n - sum / n * (sum / n));
+}
+
+/* Last logits, arg-max and nll of every position. Returns the largest error over the std. */
+static double check_case(loaded *l, const json_t *c, way w, double bound) {
+    int n;
+    int32_t *id = read_ids(json_object_get(c, "ids"), &n);
+    float *p = logits_of(l, id, n, w);
+    const float *last = p + (size_t)(n - 1) * (size_t)l->n_vocab;
+    const json_t *logits = json_object_get(c, "last_logits");
+    double std = standard_deviation(logits), worst = 0, margin;
+    for (int i = 0; i < l->n_vocab; i++) {
+        double want = json_number_value(json_array_get(logits, (size_t)i));
+        double error = fabs((double)last[i] - want) / std;
+        if (!(error <= bound))
+            fail_msg("%d tokens, logit %d: expected %g, found %g", n, i, want, (double)last[i]);
+        worst = fmax(worst, error);
+    }
+    for (int pos = 0; pos < n; pos++) {
+        const float *row = p + (size_t)pos * (size_t)l->n_vocab;
+        const json_t *top1 = json_array_get(json_object_get(c, "top1"), (size_t)pos);
+        if (arg_max(row, l->n_vocab, &margin) != json_integer_value(top1) &&
+            margin > 2 * bound * std)
+            fail_msg("%d tokens, position %d: arg-max differs by %g", n, pos, margin);
+        if (pos + 1 == n) continue;
+        double want = json_number_value(json_array_get(json_object_get(c, "nll"), (size_t)pos));
+        double found = nll_of(row, l->n_vocab, id[pos + 1]);
+        if (!(fabs(found - want) <= 2 * bound * std))
+            fail_msg("%d tokens, position %d: nll expected %g, found %g", n, pos, want, found);
+    }
+    free(p);
+    free(id);
+    return worst;
+}
+
+/* The greedy continuation, token by token after the prompt. */
+static void check_greedy(loaded *l, const json_t *c, way w, double bound) {
+    int n, n_greedy;
+    int32_t *id = read_ids(json_object_get(c, "ids"), &n);
+    int32_t *greedy = read_ids(json_object_get(c, "greedy"), &n_greedy);
+    double std = standard_deviation(json_object_get(c, "last_logits")), margin;
+    id = realloc(id, (size_t)(n + n_greedy) * sizeof *id);
+    for (int k = 0; k < n_greedy; k++) {
+        float *p = logits_of(l, id, n + k, w);
+        int token = arg_max(p + (size_t)(n + k - 1) * (size_t)l->n_vocab, l->n_vocab, &margin);
+        if (token != greedy[k] && margin > 2 * bound * std)
+            fail_msg("%d tokens, greedy %d: expected %d, found %d", n, k, greedy[k], token);
+        free(p);
+        id[n + k] = greedy[k];
+    }
+    free(id);
+    free(greedy);
+}
+
+static void families_match_the_reference(void **state) {
+    (void)state;
+    const way ways[] = {{HD_MLA_ABSORBED, 0, 0, 1}, {HD_MLA_EXPANDED, 0, 0, 2}};
+    for (size_t b = 0; b < HD_COUNT_OF(backends); b++)
+        for (size_t f = 0; f < HD_COUNT_OF(families); f++) {
+            loaded l = open_family(backends[b].backend, families[f], HD_F32);
+            json_t *root = read_cases(families[f]);
+            double worst = 0;
+            size_t i;
+            const json_t *c;
+            json_array_foreach(json_object_get(root, "cases"), i, c) {
+                for (size_t w = 0; w < HD_COUNT_OF(ways); w++) {
+                    worst = fmax(worst, check_case(&l, c, ways[w], backends[b].bound));
+                    if (json_object_get(c, "greedy"))
+                        check_greedy(&l, c, ways[w], backends[b].bound);
+                }
+            }
+            assert_true(i >= 5);
+            print_message("%s, %s: largest logit error / std %.2g\n", backends[b].backend,
+                          families[f], worst);
+            json_decref(root);
+            close_family(&l);
+        }
+}
+
+/* ---- the same bits ---- */
+
+static int32_t *random_ids(int n, uint64_t seed) {
+    int32_t *id = malloc((size_t)n * sizeof *id);
+    for (int i = 0; i < n; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        id[i] = (int32_t)(seed >> 40) % 320;
+    }
+    return id;
+}
+
+static void assert_same_bits(const loaded *l, const float *a, const float *b, int n,
+                             const char *what, int which) {
+    if (memcmp(a, b, (size_t)n * (size_t)l->n_vocab * sizeof *a) == 0) return;
+    for (int i = 0; i < n * l->n_vocab; i++)
+        if (memcmp(a + i, b + i, sizeof *a) != 0)
+            fail_msg("%s %d: position %d, logit %d: %.9g and %.9g", what, which, i / l->n_vocab,
+                     i % l->n_vocab, (double)a[i], (double)b[i]);
+}
+
+static void every_split_gives_the_same_bits(void **state) {
+    (void)state;
+    const enum hd_format formats[] = {HD_F32, HD_BF16, HD_F16};
+    int32_t *id = random_ids(90, 7);
+    for (size_t b = 0; b < HD_COUNT_OF(backends); b++)
+        for (size_t f = 0; f < HD_COUNT_OF(formats); f++) {
+            loaded l = open_family(backends[b].backend, families[1], formats[f]);
+            for (int form = HD_MLA_ABSORBED; form <= HD_MLA_EXPANDED; form++) {
+                float *whole = logits_of(&l, id, 90, (way){form, 0, 0, 1});
+                for (int first = 1; first < 40; first++) {
+                    float *split = logits_of(&l, id, 40, (way){form, first, 0, (uint64_t)first});
+                    assert_same_bits(&l, split, whole, 40, "split after", first);
+                    free(split);
+                }
+                for (int chunk = 1; chunk < 35; chunk += 11) { /* 1, 12, 23, 34 */
+                    float *split = logits_of(&l, id, 90, (way){form, chunk, chunk, 5});
+                    assert_same_bits(&l, split, whole, 90, "chunks of", chunk);
+                    free(split);
+                }
+                free(whole);
+            }
+            close_family(&l);
+        }
+    free(id);
+}
+
+/* Many sequences at once, of awkward lengths and in both forms, over scattered pages. */
+static void a_ragged_batch_equals_each_alone(void **state) {
+    (void)state;
+    static const int n_tok[9] = {1, 16, 64, 128, 256, 15, 17, 33, 2};
+    for (size_t b = 0; b < HD_COUNT_OF(backends); b++) {
+        loaded l = open_family(backends[b].backend, families[0], HD_BF16);
+        for (int chunk = 0; chunk <= 13; chunk += 13) {
+            hd_scorer *s = hd_scorer_new(l.model, &l.opt, 11);
+            struct sink together = {.n_vocab = l.n_vocab};
+            int32_t *id[9];
+            for (int i = 0; i < 9; i++) {
+                id[i] = random_ids(n_tok[i], (uint64_t)i + 1);
+                together.logits[i] = malloc((size_t)n_tok[i] * (size_t)l.n_vocab * sizeof(float));
+                hd_score_spec spec = {.token = id[i],
+                                      .n_tok = n_tok[i],
+                                      .n_tok_max = n_tok[i],
+                                      .form = (enum hd_mla_form)(i % 2)};
+                assert_int_equal(hd_scorer_add(s, &spec), i);
+            }
+            while (hd_scorer_step(s, chunk, keep_logits, &together) > 0) continue;
+            hd_scorer_free(s);
+            for (int i = 0; i < 9; i++) {
+                float *alone = logits_of(&l, id[i], n_tok[i], (way){i % 2, 0, 0, 3});
+                assert_same_bits(&l, together.logits[i], alone, n_tok[i], "sequence", i);
+                free(alone);
+                free(together.logits[i]);
+                free(id[i]);
+            }
+        }
+        close_family(&l);
+    }
+}
+
+/* A page's remainder may hold anything: positions that no row has must not be read. */
+static void stale_cache_rows_are_not_read(void **state) {
+    (void)state;
+    for (size_t b = 0; b < HD_COUNT_OF(backends); b++) {
+        loaded l = open_family(backends[b].backend, families[0], HD_F32);
+        int32_t *id = random_ids(70, 3), *other = random_ids(256, 4);
+        float *fresh = logits_of(&l, id, 70, (way){HD_MLA_EXPANDED, 0, 0, 1});
+        for (uint64_t seed = 1; seed < 5; seed++) /* fills most pages with another sequence */
+            free(logits_of(&l, other, 256, (way){HD_MLA_ABSORBED, 0, 0, seed}));
+        float *again = logits_of(&l, id, 70, (way){HD_MLA_EXPANDED, 0, 0, 9});
+        assert_same_bits(&l, again, fresh, 70, "after", 0);
+        free(fresh);
+        free(again);
+        free(id);
+        free(other);
+        close_family(&l);
+    }
+}
+
+/* ---- opening ---- */
+
+static bool lacks_bf16_experts(void *ctx, enum hd_op op, enum hd_format f) {
+    (void)ctx;
+    return !(op == HD_OP_moe && f == HD_BF16);
+}
+static bool lacks_f16(void *ctx, enum hd_op op, enum hd_format f) {
+    (void)ctx;
+    (void)op;
+    return f != HD_F16;
+}
+
+static int n_prepared;
+static hd_status prepare_until_the_fifth(void *ctx, hd_weight *w) {
+    (void)ctx;
+    if (n_prepared == 4) return HD_FAIL(NO_MEMORY, "no room for %s", w->name);
+    n_prepared++;
+    w->prepared = w;
+    return HD_OK;
+}
+static void release_one(void *ctx, hd_weight *w) {
+    (void)ctx;
+    assert_ptr_equal(w->prepared, w);
+    n_prepared--;
+}
+
+static void assert_error_has(const char *part) {
+    if (!strstr(hd_error_text(), part)) fail_msg("no \"%s\" in: %s", part, hd_error_text());
+}
+
+static void a_missing_format_is_named_at_load(void **state) {
+    (void)state;
+    loaded l = open_family("ref", families[0], HD_F32);
+    hd_dev_ops ops = *l.dev.ops;
+    hd_dev dev = {.ops = &ops, .ctx = l.dev.ctx};
+    hd_model *m;
+    ops.supports = lacks_bf16_experts;
+    assert_int_equal(hd_model_open(l.checkpoint, &dev, &l.opt, NULL, NULL, &m), HD_E_UNSUPPORTED);
+    assert_error_has("moe");
+    assert_error_has("blk.1.ffn_gate_exps.weight");
+    assert_error_has("BF16");
+    assert_error_has("ref");
+    assert_null(m);
+    ops.supports = lacks_f16;
+    l.opt.kv_format = HD_F16;
+    assert_int_equal(hd_model_open(l.checkpoint, &dev, &l.opt, NULL, NULL, &m), HD_E_UNSUPPORTED);
+    assert_error_has("KV");
+    l.opt.kv_format = HD_Q8_0;
+    assert_int_equal(hd_model_open(l.checkpoint, &l.dev, &l.opt, NULL, NULL, &m), HD_E_UNSUPPORTED);
+    close_family(&l);
+}
+
+static void a_failed_prepare_releases_what_was_prepared(void **state) {
+    (void)state;
+    loaded l = open_family("ref", families[0], HD_F32);
+    hd_dev_ops ops = *l.dev.ops;
+    hd_dev dev = {.ops = &ops, .ctx = l.dev.ctx};
+    ops.prepare = prepare_until_the_fifth;
+    ops.release = release_one;
+    hd_model *m;
+    assert_int_equal(hd_model_open(l.checkpoint, &dev, &l.opt, NULL, NULL, &m), HD_E_NO_MEMORY);
+    assert_int_equal(n_prepared, 0);
+    close_family(&l);
+}
+
+static void impossible_options_are_refused(void **state) {
+    (void)state;
+    loaded l = open_family("ref", families[0], HD_F32);
+    hd_model *m;
+    hd_model_options o = l.opt;
+    o.n_pos_max = 641; /* the model has 640 positions */
+    assert_int_equal(hd_model_open(l.checkpoint, &l.dev, &o, NULL, NULL, &m), HD_E_CONTEXT);
+    assert_error_has("641");
+    o = l.opt;
+    o.n_page = 0;
+    assert_int_equal(hd_model_open(l.checkpoint, &l.dev, &o, NULL, NULL, &m), HD_E_INVALID);
+    o = l.opt;
+    o.n_page = 1 << 30;
+    assert_int_equal(hd_model_open(l.checkpoint, &l.dev, &o, NULL, NULL, &m), HD_E_INVALID);
+    close_family(&l);
+}
+
+static int last_done, last_all;
+static void on_progress(void *user, int done, int all) {
+    assert_ptr_equal(user, &last_done);
+    assert_true(done == last_done + 1 && done <= all);
+    last_done = done;
+    last_all = all;
+}
+
+static void sizes_and_plan_are_told(void **state) {
+    (void)state;
+    loaded l = open_family("ref", families[0], HD_BF16);
+    hd_model *m;
+    assert_ok(hd_model_open(l.checkpoint, &l.dev, &l.opt, on_progress, &last_done, &m));
+    assert_true(last_done == last_all && last_all > 0);
+    const hd_hparams *hp = hd_model_hparams(m);
+    assert_int_equal(hd_hparams_kv_bytes(hp, HD_BF16), 4 * 48 * 2);
+    assert_int_equal(hd_model_kv_bytes(m), 4 * 48 * 2 * 70 * 16);
+    assert_true(hd_model_workspace_bytes(m) >= 96 * 320 * 4);
+    assert_true(hd_model_weight_bytes(m) > 1000000);
+    hd_buf b;
+    hd_buf_init(&b, 1 << 20);
+    hd_model_plan_text(m, &b);
+    const char *lines[] = {"embed     -       token_embd.weight      BF16  [320, 64]",
+                           "mla_qkv   0-3     attn_q_a.weight        BF16  [40, 64]",
+                           "mla_attn  0-3     attn_k_b.weight        BF16  4 x [32, 24]",
+                           "ffn       0       ffn_down.weight        BF16  [64, 160]",
+                           "moe       1-3     ffn_down_exps.weight   BF16  16 x [64, 48]",
+                           "head      -       output.weight          BF16  [320, 64]",
+                           "kv        0-3     mla_latent             BF16  48 values"};
+    for (size_t i = 0; i < HD_COUNT_OF(lines); i++)
+        if (!strstr(b.ptr, lines[i])) fail_msg("no line \"%s\" in:\n%s", lines[i], b.ptr);
+    hd_buf_fini(&b);
+    hd_model_close(m);
+    close_family(&l);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(families_match_the_reference),
+        cmocka_unit_test(every_split_gives_the_same_bits),
+        cmocka_unit_test(a_ragged_batch_equals_each_alone),
+        cmocka_unit_test(stale_cache_rows_are_not_read),
+        cmocka_unit_test(a_missing_format_is_named_at_load),
+        cmocka_unit_test(a_failed_prepare_releases_what_was_prepared),
+        cmocka_unit_test(impossible_options_are_refused),
+        cmocka_unit_test(sizes_and_plan_are_told),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -4,7 +4,7 @@
 #include <string.h>
 
 /* "auto" opens the first that opens. Adding a backend is one entry. */
-static const hd_dev_ops *const backends[] = {&hd_dev_ref};
+static const hd_dev_ops *const backends[] = {&hd_dev_cpu, &hd_dev_ref};
 
 static hd_status open_backend(const hd_dev_ops *ops, const hd_dev_config *config, hd_dev *out) {
     void *ctx = NULL;

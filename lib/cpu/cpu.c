@@ -1,0 +1,222 @@
+/* The cpu backend: opening (which instruction set, how many threads), its memory, and the ops that
+ * are a line or two over the shared product. */
+#include "cpu/cpu.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+
+/* ---- Opening ---- */
+
+static bool has_avx2(void) {
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
+#else
+    return false;
+#endif
+}
+
+static bool has_avx512(void) {
+#if defined(__x86_64__)
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
+#else
+    return false;
+#endif
+}
+
+static hd_status choose_kernels(const char *isa, const hd_cpu_kernels **out) {
+    bool is_auto = isa == NULL || strcmp(isa, "auto") == 0;
+    const hd_cpu_kernels *have[3];
+    int n = 0;
+#if defined(__x86_64__)
+    if (has_avx512()) have[n++] = &hd_cpu_avx512;
+    if (has_avx2()) have[n++] = &hd_cpu_avx2;
+#endif
+    have[n++] = &hd_cpu_scalar;
+    for (int i = 0; i < n; i++) {
+        if (!is_auto && strcmp(isa, have[i]->name) != 0) continue;
+        *out = have[i];
+        return HD_OK;
+    }
+    if (strcmp(isa, "avx512") == 0 || strcmp(isa, "avx2") == 0)
+        return HD_FAIL(UNSUPPORTED,
+                       "cpu instruction set: expected one this processor has (best: %s), found %s",
+                       have[0]->name, isa);
+    return HD_FAIL(UNSUPPORTED,
+                   "cpu instruction set: expected auto, avx512, avx2 or scalar, found %s", isa);
+}
+
+static hd_status cpu_open(const hd_dev_config *config, void **ctx) {
+    const hd_cpu_kernels *k = NULL;
+    int n_thread = config != NULL ? config->n_thread : 0;
+    HD_TRY(choose_kernels(config != NULL ? config->isa : NULL, &k));
+    if (n_thread < 0 || n_thread > 1024)
+        return HD_FAIL(INVALID, "cpu threads: expected 0 to 1024, found %d", n_thread);
+    if (n_thread == 0) n_thread = hd_cpu_available();
+    hd_cpu *c = hd_alloc_zero(1, sizeof *c);
+    c->k = k;
+    c->n_thread = n_thread;
+    hd_status s = hd_pool_open(n_thread, &c->pool);
+    if (s != HD_OK) {
+        hd_free(c);
+        return s;
+    }
+    *ctx = c;
+    return HD_OK;
+}
+
+static void cpu_close(void *ctx) {
+    hd_cpu *c = ctx;
+    if (c == NULL) return;
+    hd_pool_close(c->pool);
+    hd_free(c->arena);
+    hd_free(c);
+}
+
+static void cpu_describe(void *ctx, hd_buf *b) {
+    const hd_cpu *c = ctx;
+    hd_buf_addf(b, "%d thread%s, %s", c->n_thread, c->n_thread == 1 ? "" : "s", c->k->title);
+}
+
+static bool cpu_supports(void *ctx, enum hd_op op, enum hd_format f) {
+    (void)ctx;
+    (void)op;
+    return f == HD_F32 || f == HD_F16 || f == HD_BF16 || f == HD_Q8_0;
+}
+
+static const char *cpu_kernel(void *ctx, enum hd_op op, enum hd_format f) {
+    const hd_cpu *c = ctx;
+    bool is_avx512 = strcmp(c->k->name, "avx512") == 0, is_avx2 = strcmp(c->k->name, "avx2") == 0;
+    /* Where precision decides (routing, attention), Q8_0 weights meet float32 activations. */
+    if (f == HD_Q8_0 && op != HD_OP_embed && op != HD_OP_route && op != HD_OP_mla_attn)
+        return is_avx512 ? "avx512-vnni-q8" : is_avx2 ? "avx2-q8" : "scalar-q8";
+    return is_avx512 ? "avx512-fma" : is_avx2 ? "avx2-fma" : "scalar";
+}
+
+static hd_status cpu_alloc(void *ctx, size_t n_byte, void **out) {
+    (void)ctx;
+    return hd_alloc_large(n_byte, out);
+}
+
+static void cpu_free(void *ctx, void *p) {
+    (void)ctx;
+    hd_free(p);
+}
+
+/* ---- Ops ---- */
+
+typedef struct embed_job {
+    const hd_cpu *c;
+    const struct hd_op_embed *a;
+} embed_job;
+
+static void embed_row(void *ctx, int row, int thread) {
+    (void)thread;
+    const embed_job *j = ctx;
+    const hd_weight *w = j->a->table;
+    size_t bytes = hd_format_bytes(w->format, (size_t)w->n_in);
+    HD_DASSERT(j->a->token[row] >= 0 && j->a->token[row] < w->n_out);
+    j->c->k->decode(w->format, (const char *)w->mat[0] + (size_t)j->a->token[row] * bytes,
+                    j->a->x + (size_t)row * (size_t)w->n_in, w->n_in);
+}
+
+static void cpu_embed(void *ctx, const struct hd_op_embed *args) {
+    hd_cpu *c = ctx;
+    embed_job j = {.c = c, .a = args};
+    hd_cpu_rows(c, args->n_row, args->table->n_in, embed_row, &j);
+}
+
+static void cpu_proj_add(void *ctx, const struct hd_op_proj_add *args) {
+    hd_cpu *c = ctx;
+    size_t n_in = (size_t)args->w->n_in;
+    hd_cpu_mul m = {.w = args->w,
+                    .n_row = args->n_row,
+                    .x = args->a,
+                    .ldx = n_in,
+                    .y = args->x,
+                    .ldy = (size_t)args->w->n_out,
+                    .into = HD_CPU_ADD};
+    if (args->w->format == HD_Q8_0)
+        m.xq = hd_cpu_quantise(c, 0, args->a, n_in, args->n_row, args->w->n_in);
+    hd_cpu_mul_run(c, &m, 1);
+}
+
+static void cpu_ffn(void *ctx, const struct hd_op_ffn *args) {
+    hd_cpu *c = ctx;
+    size_t d = (size_t)args->d_model, f = (size_t)args->gate->n_out;
+    bool is_q8 = args->gate->format == HD_Q8_0 || args->up->format == HD_Q8_0;
+    HD_ASSERT(args->n_row <= c->limits.n_row);
+    hd_cpu_mul in = {.w = args->gate,
+                     .up = args->up,
+                     .n_row = args->n_row,
+                     .x = c->normed,
+                     .ldx = d,
+                     .y = c->a,
+                     .ldy = f};
+    in.xq = hd_cpu_norm(c, &(hd_cpu_norm_rows){.x = args->x,
+                                               .ldx = d,
+                                               .w = args->norm,
+                                               .eps = args->eps,
+                                               .n_row = args->n_row,
+                                               .n = args->d_model,
+                                               .out = c->normed,
+                                               .is_quantised = is_q8});
+    hd_cpu_mul_run(c, &in, 1);
+    hd_cpu_mul out = {.w = args->down,
+                      .n_row = args->n_row,
+                      .x = c->a,
+                      .ldx = f,
+                      .y = args->x,
+                      .ldy = d,
+                      .into = HD_CPU_ADD};
+    if (args->down->format == HD_Q8_0) out.xq = hd_cpu_quantise(c, 1, c->a, f, args->n_row, (int)f);
+    hd_cpu_mul_run(c, &out, 1);
+}
+
+static void cpu_head(void *ctx, const struct hd_op_head *args) {
+    hd_cpu *c = ctx;
+    size_t d = (size_t)args->d_model, n_vocab = (size_t)args->w->n_out;
+    for (int i = 0; i < args->n_out; i += c->limits.n_row) {
+        int n = args->n_out - i < c->limits.n_row ? args->n_out - i : c->limits.n_row;
+        hd_cpu_mul m = {.w = args->w,
+                        .n_row = n,
+                        .x = c->normed,
+                        .ldx = d,
+                        .y = args->logits + (size_t)i * n_vocab,
+                        .ldy = n_vocab};
+        m.xq = hd_cpu_norm(c, &(hd_cpu_norm_rows){.x = args->x,
+                                                  .ix = args->row + i,
+                                                  .ldx = d,
+                                                  .w = args->norm,
+                                                  .eps = args->eps,
+                                                  .n_row = n,
+                                                  .n = args->d_model,
+                                                  .out = c->normed,
+                                                  .is_quantised = args->w->format == HD_Q8_0});
+        hd_cpu_mul_run(c, &m, 1);
+    }
+}
+
+const hd_dev_ops hd_dev_cpu = {
+    .name = "cpu",
+    .help = "this machine's processor: threads, AVX2 or AVX-512 chosen at run time",
+    .open = cpu_open,
+    .close = cpu_close,
+    .describe = cpu_describe,
+    .supports = cpu_supports,
+    .kernel = cpu_kernel,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .reserve = hd_cpu_reserve,
+    .embed = cpu_embed,
+    .mla_qkv = hd_cpu_mla_qkv,
+    .mla_attn = hd_cpu_mla_attn,
+    .proj_add = cpu_proj_add,
+    .ffn = cpu_ffn,
+    .route = hd_cpu_route,
+    .moe = hd_cpu_moe,
+    .head = cpu_head,
+};

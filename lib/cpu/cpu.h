@@ -1,0 +1,129 @@
+/* Inside of the cpu backend: its context, scratch memory and the weight product that ops share.
+ *
+ * All memory is taken in reserve(); an op takes none. One thread calls ops at a time; inside an op
+ * the pool's threads split outputs, heads, experts or rows, never a sum. */
+#ifndef HD_CPU_CPU_H
+#define HD_CPU_CPU_H
+
+#include "cpu/kernel.h"
+#include "cpu/pool.h"
+#include "dev/dev.h"
+
+#define HD_CPU_EXPERT_MAX 2048 /* reserve() refuses more */
+#define HD_CPU_KV_BLOCK 64     /* positions of one attention block */
+
+/* (row, head) pairs that run over one sequence's positions together; ascending position. */
+typedef struct hd_cpu_queries {
+    int n;
+    const float **q; /* [HD_CPU_ROWS] */
+    float **acc;     /* [HD_CPU_ROWS] weighted sums, padded to HD_CPU_LANES */
+    float *m, *l;    /* [HD_CPU_ROWS] running maximum and sum */
+    int *pos;        /* [HD_CPU_ROWS] last position each one sees */
+} hd_cpu_queries;
+
+/* One thread's working memory. */
+typedef struct hd_cpu_scratch {
+    float *panel;    /* [HD_CPU_KBLOCK, HD_CPU_STRIP] unpacked weights; Q8_0 panels fit too */
+    float *q_scale;  /* [HD_CPU_KBLOCK/32, HD_CPU_STRIP] */
+    float *c[2];     /* [HD_CPU_ROWS, HD_CPU_STRIP] products before they go where they belong */
+    const float **a; /* [n_ptr] row pointers */
+    float **c_row;   /* [n_ptr] */
+    int32_t *q_row;  /* [HD_CPU_ROWS] */
+    const void **w;  /* [n_ptr] weight or cache rows */
+    /* Attention over one block of positions: */
+    float *ct;   /* [n_c+n_rope, 64] latents, positions across lanes */
+    float *rows; /* [64, pad(n_c)] latents, one position a row */
+    float *kt;   /* [n_nope+n_rope, 64] expanded keys of one head */
+    float *v;    /* [64, pad(n_v)] expanded values */
+    float *kb;   /* [n_c, n_nope] k_b of one head */
+    float *vb;   /* [n_c, pad(n_v)] v_b of one head, transposed */
+    float *s;    /* [HD_CPU_QCHUNK, 64] scores */
+    float *acc;  /* [HD_CPU_ROWS, pad(n_v)] */
+    hd_cpu_queries queries;
+} hd_cpu_scratch;
+#define HD_CPU_QCHUNK 24
+
+/* y = W x for a set of rows. */
+enum hd_cpu_into { HD_CPU_STORE, HD_CPU_ADD };
+typedef struct hd_cpu_mul {
+    const hd_weight *w;  /* matrix `mat` of it */
+    const hd_weight *up; /* not NULL: y = silu(w x) * (up x) */
+    int mat;
+    bool is_float; /* float32 activations even for Q8_0 weights */
+    int n_row;
+    const float *x; /* [., ldx] */
+    size_t ldx;
+    const int32_t *x_row; /* [n_row] rows of x and xq; NULL: 0, 1, 2, ... */
+    hd_cpu_qrows xq;      /* the same rows, quantised; needed for Q8_0 unless is_float */
+    float *y;             /* [., ldy] */
+    size_t ldy;
+    const int32_t *y_row; /* as x_row */
+    enum hd_cpu_into into;
+    const float *y_scale; /* [n_row] or NULL: with HD_CPU_ADD, y += y_scale * (w x) */
+} hd_cpu_mul;
+
+/* Rows of one sequence handled by one attention task (for every head or head group). */
+typedef struct hd_cpu_group {
+    int seq, first, n; /* rows list[first .. first+n) */
+} hd_cpu_group;
+
+typedef struct hd_cpu {
+    hd_pool *pool;
+    const hd_cpu_kernels *k;
+    int n_thread;
+    hd_dev_limits limits;
+    void *arena;            /* everything below; NULL before reserve */
+    hd_cpu_scratch *thread; /* [n_thread] */
+    float *normed;          /* [R, d_model] */
+    float *a;               /* [R, max(q_lora, d_ff, d_expert*n_used)]: between two products */
+    float *kv;              /* [R, n_c+n_rope] */
+    float *score;           /* [R, n_expert] */
+    hd_cpu_qrows q[2];      /* quantised inputs: of the op, and of its second product */
+    size_t q_room[2];       /* elements */
+    hd_cpu_mul *mul;        /* [max(n_head, n_expert + 1)] */
+    float *q_abs;           /* [HD_CPU_WAVE, H, n_c+n_rope] absorbed queries */
+    float *u;               /* [HD_CPU_WAVE, H, pad(n_c)] weighted latents */
+    int32_t *list[2];       /* [R] rows by form */
+    hd_cpu_group *group;    /* [R] */
+    int32_t *moe_row;       /* [R * n_used] rows by expert */
+    int32_t *moe_slot;      /* [R * n_used] 0, 1, 2, ... (rows of `a` by expert) */
+    float *moe_weight;      /* [R * n_used] */
+    int *moe_first;         /* [n_expert + 1] */
+} hd_cpu;
+#define HD_CPU_WAVE 64 /* absorbed rows whose queries exist at a time */
+
+static inline size_t hd_cpu_pad(int n) {
+    return (size_t)((n + HD_CPU_LANES - 1) / HD_CPU_LANES * HD_CPU_LANES);
+}
+
+/* Runs n products, independent of one another, on all threads. */
+void hd_cpu_mul_run(hd_cpu *c, const hd_cpu_mul *mul, int n);
+/* Runs n products of equal n_out that add into the same rows: for every output in list order. */
+void hd_cpu_mul_run_in_order(hd_cpu *c, const hd_cpu_mul *mul, int n);
+
+/* fn(ctx, row, thread) for every row; on one thread when n_row * work (elements a row) is little.
+ */
+void hd_cpu_rows(hd_cpu *c, int n_row, int work, void (*fn)(void *ctx, int row, int thread),
+                 void *ctx);
+/* Quantises rows of x[n_row, ldx] into slot 0 or 1 and returns them. */
+hd_cpu_qrows hd_cpu_quantise(hd_cpu *c, int slot, const float *x, size_t ldx, int n_row, int n_k);
+/* Norms rows of x (row ix[i], or i) into out[n_row, n]; quantises them into slot 0 when asked. */
+typedef struct hd_cpu_norm_rows {
+    const float *x;
+    const int32_t *ix; /* or NULL */
+    size_t ldx;
+    const float *w;
+    float eps;
+    int n_row, n;
+    float *out;
+    bool is_quantised;
+} hd_cpu_norm_rows;
+hd_cpu_qrows hd_cpu_norm(hd_cpu *c, const hd_cpu_norm_rows *a);
+
+hd_status hd_cpu_reserve(void *ctx, const hd_dev_limits *limits);
+void hd_cpu_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args);
+void hd_cpu_mla_attn(void *ctx, const struct hd_op_mla_attn *args);
+void hd_cpu_route(void *ctx, const struct hd_op_route *args);
+void hd_cpu_moe(void *ctx, const struct hd_op_moe *args);
+
+#endif

@@ -1,0 +1,93 @@
+/* The inner loops of the cpu backend, one table an instruction-set level.
+ *
+ * A kernel fixes the order of its sums by its arguments alone: element (r, o) of a product is
+ * acc = fma(a[r][k], b[k][o], acc) for k ascending, whatever tile it falls into, so a row's result
+ * never depends on the other rows, on how outputs are split, or on which thread computes it. (The
+ * scalar level multiplies and adds with two roundings; the order is the same.)
+ *
+ * Weights are read where they lie, [n_out, n_in] in their file format: `unpack` turns a block of
+ * them into a panel with outputs across vector lanes, once for all rows, and the product runs on
+ * the panel. There is no second copy of any weight. Thread: any; kernels hold no state and allocate
+ * nothing. All float buffers 64-byte aligned. */
+#ifndef HD_CPU_KERNEL_H
+#define HD_CPU_KERNEL_H
+
+#include "quant/format.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define HD_CPU_LANES 16   /* outputs are padded to a multiple of this in panels and products */
+#define HD_CPU_STRIP 64   /* most outputs unpacked together */
+#define HD_CPU_KBLOCK 128 /* inputs unpacked together: 32 KiB of panel, level-1 cache */
+#define HD_CPU_ROWS 256   /* most rows of one product call */
+#define HD_CPU_QBLOCK 32  /* elements that share a scale in Q8_0 and in quantised activations */
+
+/* c[r][o] (+)= sum over k of a[r][a_off + k*a_step] * b[k*ldb + o], o < n_lane (multiple of 16). */
+typedef struct hd_cpu_product {
+    int n_row, n_k, n_lane;
+    const float *const *a; /* [n_row] */
+    size_t a_off, a_step;
+    const float *b;
+    size_t ldb;
+    float *const *c; /* [n_row], 64-byte aligned */
+    bool is_sum;     /* add to what c holds; else c is overwritten */
+} hd_cpu_product;
+
+/* Activations in 32-blocks: x = d * q. The representation of q is the level's own. */
+typedef struct hd_cpu_qrows {
+    int n_k;      /* elements a row, multiple of 32 */
+    void *q;      /* [R, n_k] of q_bytes each */
+    float *d;     /* [R, n_k/32] */
+    int32_t *sum; /* [R, n_k/32] -128 * sum of q: for kernels whose weights are offset by 128 */
+} hd_cpu_qrows;
+
+/* As hd_cpu_product for Q8_0 weights: c += (float)(integer dot of a block) * (d_w * d_x), blocks
+ * ascending. panel and scale come from unpack_q8 of the same blocks. */
+typedef struct hd_cpu_qproduct {
+    int n_row, n_block, n_lane;
+    const hd_cpu_qrows *x;
+    const int32_t *row; /* [n_row] rows of x */
+    int block0;         /* first block of x */
+    const void *panel;  /* HD_CPU_STRIP lanes wide */
+    const float *scale; /* [n_block, HD_CPU_STRIP] */
+    float *const *c;
+    bool is_sum;
+} hd_cpu_qproduct;
+
+typedef struct hd_cpu_kernels {
+    const char *name, *title; /* option value; for people */
+    size_t q_bytes;           /* bytes of one quantised activation */
+    /* panel[k*ld + o] = element k0+k of row[o], k < n_k; lanes from n_row up to the next multiple
+     * of 16 become 0, as do rows that are NULL. k0 is a multiple of 32. Reads no byte outside the
+     * elements named. */
+    void (*unpack)(enum hd_format f, const void *const *row, int n_row, int k0, int n_k,
+                   float *panel, size_t ld);
+    void (*unpack_q8)(const void *const *row, int n_row, int block0, int n_block, void *panel,
+                      float *scale);
+    void (*product)(const hd_cpu_product *p);
+    void (*product_q8)(const hd_cpu_qproduct *p);
+    /* One row of x[n] into row r of q. NaN or infinite input makes its block's scale non-finite. */
+    void (*quantise)(const float *x, int n, const hd_cpu_qrows *q, int r);
+    /* y = x / sqrt(mean(x^2) + eps) * w; y may be x. */
+    void (*norm)(const float *x, const float *w, float eps, int n, float *y);
+    /* y = silu(g) * u */
+    void (*swiglu)(const float *g, const float *u, int n, float *y);
+    /* One block of an online softmax: s[n] (scores, not yet scaled) become weights exp(s - max), *m
+     * and *l the running maximum and sum; returns what earlier sums must be multiplied by. */
+    float (*softmax)(float *s, int n, float scale, float *m, float *l);
+    void (*scale)(float *x, int n, float by);
+    /* y += by * x; n any. */
+    void (*axpy)(const float *x, int n, float by, float *y);
+    /* Interleaved pairs of x[n] turned by cs[n/2][2] (cos, sin). */
+    void (*rope)(float *x, const float *cs, int n);
+    void (*decode)(enum hd_format f, const void *src, float *dst, int n); /* whole blocks */
+    void (*encode)(enum hd_format f, const float *src, void *dst, int n); /* F32, F16, BF16 */
+} hd_cpu_kernels;
+
+extern const hd_cpu_kernels hd_cpu_scalar;
+#if defined(__x86_64__)
+extern const hd_cpu_kernels hd_cpu_avx2, hd_cpu_avx512;
+#endif
+
+#endif

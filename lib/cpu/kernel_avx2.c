@@ -1,0 +1,156 @@
+/* The AVX2 level: eight-lane fused multiply-add; Q8_0 through 16-bit pairs (vpmaddwd), which cannot
+ * saturate as the 8-bit vpmaddubsw can. Compiled with -mavx2 -mfma -mf16c; run only after the
+ * processor was asked. Float products are bit-equal to the AVX-512 level's. */
+#if defined(__x86_64__)
+#include "cpu/kernel.h"
+
+#include <immintrin.h>
+
+#define VN 8
+typedef __m256 V;
+typedef __m256i VI;
+
+static inline V v_set(float x) { return _mm256_set1_ps(x); }
+static inline V v_load(const float *p) { return _mm256_loadu_ps(p); }
+static inline void v_store(float *p, V x) { _mm256_storeu_ps(p, x); }
+static inline V v_fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+static inline V v_max(V a, V b) { return _mm256_max_ps(a, b); }
+static inline V v_min(V a, V b) { return _mm256_min_ps(a, b); }
+static inline V v_max_bits(V a, V b) {
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+}
+static inline V v_abs(V a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+static inline V v_round(V x) {
+    return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+static inline VI v_int(V x) { return _mm256_cvtps_epi32(x); }
+static inline V v_pow2(VI n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+static inline VI vi_half(VI n) { return _mm256_srai_epi32(n, 1); }
+static inline VI vi_sub(VI a, VI b) { return _mm256_sub_epi32(a, b); }
+
+static inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
+static inline V v_decode_f32(const unsigned char *p) {
+    return _mm256_loadu_ps((const float *)(const void *)p);
+}
+static inline V v_decode_f16(const unsigned char *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+static inline V v_decode_bf16(const unsigned char *p) {
+    __m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
+}
+static inline V v_decode_s8(const unsigned char *p) {
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
+}
+static inline void v_encode_f16(unsigned char *p, V x) {
+    _mm_storeu_si128((__m128i *)(void *)p,
+                     _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+/* Round to nearest even on the bits; NaN keeps its upper half and turns quiet. */
+static inline void v_encode_bf16(unsigned char *p, V x) {
+    __m256i bits = _mm256_castps_si256(x), one = _mm256_set1_epi32(1);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), one);
+    __m256i sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd);
+    __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    __m256i h = _mm256_srli_epi32(_mm256_blendv_epi8(sum, quiet, is_nan), 16);
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(h, h), 0x08);
+    _mm_storeu_si128((__m128i *)(void *)p, _mm256_castsi256_si128(packed));
+}
+static inline V v_rotate(V x, V cs) {
+    V c = _mm256_moveldup_ps(cs), s = _mm256_movehdup_ps(cs);
+    V swapped = _mm256_permute_ps(x, 0xB1);
+    return _mm256_addsub_ps(_mm256_mul_ps(x, c), _mm256_mul_ps(swapped, s));
+}
+static inline void v_transpose(V r[VN]) {
+    V t[VN], u[VN];
+    for (int i = 0; i < 4; i++) {
+        t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; i++) {
+        u[4 * i] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+        u[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xEE);
+        u[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+        u[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xEE);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
+        r[i + 4] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
+    }
+}
+
+/* ---- Q8_0: weights and activations as 16-bit integers, panel [k/2][HD_CPU_STRIP][2] ---- */
+
+typedef int16_t qelem;
+
+static inline void q_store(qelem *q, V x) {
+    __m256i n = _mm256_cvtps_epi32(x);
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(n, n), 0x08);
+    _mm_storeu_si128((__m128i *)(void *)q, _mm256_castsi256_si128(packed));
+}
+
+static inline void q_unpack_block(const unsigned char *const *row, size_t offset, qelem *panel,
+                                  int lane0) {
+    for (int o = 0; o < HD_CPU_LANES; o += 8) {
+        for (int half = 0; half < 2; half++) {
+            V r[8];
+            for (int i = 0; i < 8; i++) {
+                const unsigned char *p = row[o + i];
+                if (p == 0) {
+                    r[i] = _mm256_setzero_ps();
+                    continue;
+                }
+                p += offset + 2 + 16 * (size_t)half;
+                r[i] = _mm256_castsi256_ps(
+                    _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p)));
+            }
+            v_transpose(r);
+            for (int i = 0; i < 8; i++) {
+                qelem *to = panel + ((half * 8 + i) * HD_CPU_STRIP + lane0 + o) * 2;
+                _mm256_storeu_si256((__m256i *)(void *)to, _mm256_castps_si256(r[i]));
+            }
+        }
+    }
+}
+
+#define QPANEL_BLOCK_BYTES (sizeof(qelem) * HD_CPU_QBLOCK * HD_CPU_STRIP)
+#define QPANEL_LANE(lane) (2 * (lane))
+#define QTILE_ROWS 3
+#define QTILE_LANES 16
+
+static inline __attribute__((always_inline)) void q_tile(const qelem *const *x, const int32_t *sum,
+                                                         const qelem *panel, int n_row,
+                                                         V out[][QTILE_LANES / VN]) {
+    (void)sum;
+    __m256i acc[QTILE_ROWS][2];
+    _Pragma("GCC unroll 16") for (int r = 0; r < n_row; r++) acc[r][0] = acc[r][1] =
+        _mm256_setzero_si256();
+    for (int k = 0; k < HD_CPU_QBLOCK; k += 2, panel += 2 * HD_CPU_STRIP) {
+        __m256i w0 = _mm256_loadu_si256((const __m256i *)(const void *)panel);
+        __m256i w1 = _mm256_loadu_si256((const __m256i *)(const void *)(panel + 16));
+        _Pragma("GCC unroll 16") for (int r = 0; r < n_row; r++) {
+            int pair;
+            __builtin_memcpy(&pair, x[r] + k, sizeof pair);
+            __m256i xk = _mm256_set1_epi32(pair);
+            acc[r][0] = _mm256_add_epi32(acc[r][0], _mm256_madd_epi16(w0, xk));
+            acc[r][1] = _mm256_add_epi32(acc[r][1], _mm256_madd_epi16(w1, xk));
+        }
+    }
+    _Pragma("GCC unroll 16") for (int r = 0; r < n_row; r++) {
+        out[r][0] = _mm256_cvtepi32_ps(acc[r][0]);
+        out[r][1] = _mm256_cvtepi32_ps(acc[r][1]);
+    }
+}
+
+#define TILE_ROWS 6
+#define TILE_PANELS 1
+#define KERNELS hd_cpu_avx2
+#define KERNELS_NAME "avx2"
+#define KERNELS_TITLE "AVX2 with FMA"
+#include "cpu/kernel_product.h"
+#include "cpu/kernel_rows.h"
+#endif

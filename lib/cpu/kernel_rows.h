@@ -1,0 +1,213 @@
+/* Row-wise kernels of one instruction-set level and its table; included after kernel_product.h,
+ * over the same primitives. Sums over a row use 16 partial sums at every level, whatever VN is. */
+
+/* ---- Quantising ---- */
+
+static void quantise(const float *x, int n, const hd_cpu_qrows *q, int r) {
+    size_t k = (size_t)q->n_k, n_block = k / HD_CPU_QBLOCK;
+    qelem *out = (qelem *)q->q + (size_t)r * k;
+    for (int b = 0; b < n / HD_CPU_QBLOCK; b++, x += HD_CPU_QBLOCK, out += HD_CPU_QBLOCK) {
+        /* The largest magnitude by its bits, so that NaN is larger than everything. */
+        float lane[VN];
+        V top = v_set(0);
+        UNROLL for (int i = 0; i < HD_CPU_QBLOCK; i += VN) top =
+            v_max_bits(top, v_abs(v_load(x + i)));
+        v_store(lane, top);
+        uint32_t best = 0;
+        for (int i = 0; i < VN; i++) {
+            uint32_t bits;
+            __builtin_memcpy(&bits, &lane[i], sizeof bits);
+            if (bits > best) best = bits;
+        }
+        float amax;
+        __builtin_memcpy(&amax, &best, sizeof amax);
+        /* A denormal maximum would make the inverse infinite: such a block is zero. */
+        bool is_zero = amax < 1e-36f;
+        float d = is_zero ? 0.0f : amax / 127.0f, inverse = is_zero ? 0.0f : 127.0f / amax;
+        UNROLL for (int i = 0; i < HD_CPU_QBLOCK; i += VN)
+            q_store(out + i, v_load(x + i) * v_set(inverse));
+        int32_t sum = 0;
+        for (int i = 0; i < HD_CPU_QBLOCK; i++) sum += out[i];
+        q->d[(size_t)r * n_block + (size_t)b] = d;
+        q->sum[(size_t)r * n_block + (size_t)b] = -128 * sum;
+    }
+}
+
+/* ---- Element-wise ---- */
+
+/* e^x, at most 2 units in the last place from -87 to 88; below it goes to 0 through the denormals,
+ * above it to infinity; NaN stays NaN. Range reduction by ln 2 in two parts and the degree-6
+ * polynomial of Cephes' expf (S. Moshier). */
+ALWAYS V v_exp(V x) {
+    x = v_min(v_set(89.0f), v_max(v_set(-106.0f), x));
+    V n = v_round(x * v_set(1.44269504f));
+    V r = v_fma(n, v_set(-0.693359375f), x);
+    r = v_fma(n, v_set(2.12194440e-4f), r);
+    V y = v_set(1.9875691500e-4f);
+    y = v_fma(y, r, v_set(1.3981999507e-3f));
+    y = v_fma(y, r, v_set(8.3334519073e-3f));
+    y = v_fma(y, r, v_set(4.1665795894e-2f));
+    y = v_fma(y, r, v_set(1.6666665459e-1f));
+    y = v_fma(y, r, v_set(5.0000001201e-1f));
+    y = v_fma(y, r * r, r) + v_set(1.0f);
+    VI whole = v_int(n), half = vi_half(whole);
+    return y * v_pow2(half) * v_pow2(vi_sub(whole, half));
+}
+
+/* Sum and maximum of 16 lanes, in one order at every level. */
+ALWAYS float sum_16(const float *lane) {
+    float t[8];
+    for (int i = 0; i < 8; i++) t[i] = lane[i] + lane[i + 8];
+    for (int i = 0; i < 4; i++) t[i] = t[i] + t[i + 4];
+    return (t[0] + t[2]) + (t[1] + t[3]);
+}
+
+static void norm(const float *x, const float *w, float eps, int n, float *y) {
+    V acc[VP];
+    for (int v = 0; v < VP; v++) acc[v] = v_set(0);
+    int i = 0;
+    for (; i + HD_CPU_LANES <= n; i += HD_CPU_LANES) {
+        UNROLL for (int v = 0; v < VP; v++) {
+            V e = v_load(x + i + v * VN);
+            acc[v] = v_fma(e, e, acc[v]);
+        }
+    }
+    float lane[HD_CPU_LANES];
+    for (int v = 0; v < VP; v++) v_store(lane + v * VN, acc[v]);
+    for (int j = 0; i + j < n; j++) lane[j] += x[i + j] * x[i + j];
+    float scale = 1.0f / __builtin_sqrtf(sum_16(lane) / (float)n + eps);
+    for (i = 0; i + VN <= n; i += VN) v_store(y + i, v_load(x + i) * v_set(scale) * v_load(w + i));
+    for (; i < n; i++) y[i] = x[i] * scale * w[i];
+}
+
+ALWAYS V swiglu_lanes(V g, V u) { return g / (v_set(1.0f) + v_exp(v_set(0) - g)) * u; }
+
+static void swiglu(const float *g, const float *u, int n, float *y) {
+    int i = 0;
+    for (; i + VN <= n; i += VN) v_store(y + i, swiglu_lanes(v_load(g + i), v_load(u + i)));
+    if (i == n) return;
+    float a[VN] = {0}, b[VN] = {0};
+    size_t tail = sizeof(float) * (size_t)(n - i);
+    __builtin_memcpy(a, g + i, tail);
+    __builtin_memcpy(b, u + i, tail);
+    v_store(a, swiglu_lanes(v_load(a), v_load(b)));
+    __builtin_memcpy(y + i, a, tail);
+}
+
+static float softmax(float *s, int n, float scale, float *m, float *l) {
+    float top = *m;
+    for (int i = 0; i < n; i++) {
+        s[i] *= scale;
+        if (s[i] > top) top = s[i];
+    }
+    /* exp(-inf - -inf) is NaN: only when nothing finite was seen, and then there is no answer. */
+    V peak = v_set(top);
+    float tail[HD_CPU_LANES], lane[HD_CPU_LANES];
+    V acc[VP];
+    for (int v = 0; v < VP; v++) acc[v] = v_set(0);
+    int i = 0;
+    for (; i + HD_CPU_LANES <= n; i += HD_CPU_LANES) {
+        UNROLL for (int v = 0; v < VP; v++) {
+            V e = v_exp(v_load(s + i + v * VN) - peak);
+            v_store(s + i + v * VN, e);
+            acc[v] = acc[v] + e;
+        }
+    }
+    for (int v = 0; v < VP; v++) v_store(lane + v * VN, acc[v]);
+    if (i < n) {
+        int left = n - i;
+        for (int j = 0; j < HD_CPU_LANES; j++) tail[j] = j < left ? s[i + j] : top;
+        for (int v = 0; v < VP; v++) v_store(tail + v * VN, v_exp(v_load(tail + v * VN) - peak));
+        for (int j = 0; j < left; j++) {
+            s[i + j] = tail[j];
+            lane[j] += tail[j];
+        }
+    }
+    V was = v_exp(v_set(*m) - peak);
+    float keep = was[0];
+    *l = *l * keep + sum_16(lane);
+    *m = top;
+    return keep;
+}
+
+static void scale(float *x, int n, float by) {
+    int i = 0;
+    for (; i + VN <= n; i += VN) v_store(x + i, v_load(x + i) * v_set(by));
+    for (; i < n; i++) x[i] *= by;
+}
+
+static void axpy(const float *x, int n, float by, float *y) {
+    int i = 0;
+    for (; i + VN <= n; i += VN) v_store(y + i, v_load(y + i) + v_load(x + i) * v_set(by));
+    for (; i < n; i++) y[i] += x[i] * by;
+}
+
+static void rope(float *x, const float *cs, int n) {
+    int i = 0;
+    for (; i + VN <= n; i += VN) v_store(x + i, v_rotate(v_load(x + i), v_load(cs + i)));
+    if (i == n) return;
+    float a[VN] = {0}, b[VN] = {0};
+    size_t tail = sizeof(float) * (size_t)(n - i);
+    __builtin_memcpy(a, x + i, tail);
+    __builtin_memcpy(b, cs + i, tail);
+    v_store(a, v_rotate(v_load(a), v_load(b)));
+    __builtin_memcpy(x + i, a, tail);
+}
+
+/* ---- Formats ---- */
+
+ALWAYS void decode_as(enum hd_format f, const unsigned char *src, float *dst, int n) {
+    int i = 0;
+    for (; i + VN <= n; i += VN) v_store(dst + i, decode_lanes(f, src, i));
+    if (i == n) return;
+    float part[VN];
+    v_store(part, decode_tail(f, src, i, n - i));
+    __builtin_memcpy(dst + i, part, sizeof(float) * (size_t)(n - i));
+}
+
+static void decode(enum hd_format f, const void *src, float *dst, int n) {
+    switch (f) {
+    case HD_F32: decode_as(HD_F32, src, dst, n); break;
+    case HD_F16: decode_as(HD_F16, src, dst, n); break;
+    case HD_BF16: decode_as(HD_BF16, src, dst, n); break;
+    default: decode_as(HD_Q8_0, src, dst, n); break;
+    }
+}
+
+static void encode(enum hd_format f, const float *src, void *dst, int n) {
+    unsigned char *out = dst;
+    if (f == HD_F32) {
+        __builtin_memcpy(out, src, sizeof(float) * (size_t)n);
+        return;
+    }
+    for (int i = 0; i < n; i += VN, out += 2 * VN) {
+        int left = n - i < VN ? n - i : VN;
+        float part[VN] = {0};
+        unsigned char bytes[2 * VN];
+        __builtin_memcpy(part, src + i, sizeof(float) * (size_t)left);
+        if (f == HD_F16)
+            v_encode_f16(bytes, v_load(part));
+        else
+            v_encode_bf16(bytes, v_load(part));
+        __builtin_memcpy(out, bytes, 2 * (size_t)left);
+    }
+}
+
+const hd_cpu_kernels KERNELS = {
+    .name = KERNELS_NAME,
+    .title = KERNELS_TITLE,
+    .q_bytes = sizeof(qelem),
+    .unpack = unpack,
+    .unpack_q8 = unpack_q8,
+    .product = product,
+    .product_q8 = product_q8,
+    .quantise = quantise,
+    .norm = norm,
+    .swiglu = swiglu,
+    .softmax = softmax,
+    .scale = scale,
+    .axpy = axpy,
+    .rope = rope,
+    .decode = decode,
+    .encode = encode,
+};

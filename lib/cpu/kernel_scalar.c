@@ -1,0 +1,135 @@
+/* The portable level: plain C on the compiler's own four-lane vectors, for any processor. Two
+ * roundings where the others fuse. Slow and simple; also what tests compare the others with. */
+#include "cpu/kernel.h"
+
+#define VN 4
+typedef float V __attribute__((vector_size(16)));
+typedef int32_t VI __attribute__((vector_size(16)));
+typedef float VU __attribute__((vector_size(16), aligned(4), may_alias));
+
+static inline V v_set(float x) { return (V){x, x, x, x}; }
+static inline V v_load(const float *p) { return *(const VU *)(const void *)p; }
+static inline void v_store(float *p, V x) { *(VU *)(void *)p = x; }
+static inline V v_fma(V a, V b, V c) { return a * b + c; }
+/* The second operand when either is NaN, as the x86 instruction. */
+static inline V v_max(V a, V b) {
+    VI pick = a > b;
+    return (V)(((VI)a & pick) | ((VI)b & ~pick));
+}
+static inline V v_min(V a, V b) {
+    VI pick = a < b;
+    return (V)(((VI)a & pick) | ((VI)b & ~pick));
+}
+/* Larger bit pattern of two that are not negative: NaN beats infinity. */
+static inline V v_max_bits(V a, V b) {
+    VI pick = (VI)a > (VI)b;
+    return (V)(((VI)a & pick) | ((VI)b & ~pick));
+}
+static inline V v_abs(V a) { return (V)((VI)a & (VI){INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX}); }
+/* x + 1.5*2^23 leaves round(x) in the low mantissa bits, for |x| < 2^22. */
+static inline V v_round(V x) {
+    V big = v_set(12582912.0f);
+    return x + big - big;
+}
+/* round(x) as an integer, same range; anything for NaN. */
+static inline VI v_int(V x) {
+    V big = v_set(12582912.0f);
+    VI offset = {0x4B400000, 0x4B400000, 0x4B400000, 0x4B400000};
+    return (VI)(x + big) - offset;
+}
+/* 2^n for n in -126..127 */
+static inline V v_pow2(VI n) {
+    VI bias = {127, 127, 127, 127};
+    return (V)((n + bias) << 23);
+}
+static inline VI vi_half(VI n) { return n >> 1; }
+static inline VI vi_sub(VI a, VI b) { return a - b; }
+
+static inline float half_to_float(uint16_t h) { return hd_f16_to_f32(h); }
+static inline V v_decode_f32(const unsigned char *p) {
+    return v_load((const float *)(const void *)p);
+}
+static inline V v_decode_f16(const unsigned char *p) {
+    uint16_t h[VN];
+    __builtin_memcpy(h, p, sizeof h);
+    return (V){hd_f16_to_f32(h[0]), hd_f16_to_f32(h[1]), hd_f16_to_f32(h[2]), hd_f16_to_f32(h[3])};
+}
+static inline V v_decode_bf16(const unsigned char *p) {
+    uint16_t h[VN];
+    __builtin_memcpy(h, p, sizeof h);
+    return (V){hd_bf16_to_f32(h[0]), hd_bf16_to_f32(h[1]), hd_bf16_to_f32(h[2]),
+               hd_bf16_to_f32(h[3])};
+}
+static inline V v_decode_s8(const unsigned char *p) {
+    int8_t q[VN];
+    __builtin_memcpy(q, p, sizeof q);
+    return (V){(float)q[0], (float)q[1], (float)q[2], (float)q[3]};
+}
+static inline void v_encode_f16(unsigned char *p, V x) {
+    uint16_t h[VN] = {hd_f32_to_f16(x[0]), hd_f32_to_f16(x[1]), hd_f32_to_f16(x[2]),
+                      hd_f32_to_f16(x[3])};
+    __builtin_memcpy(p, h, sizeof h);
+}
+static inline void v_encode_bf16(unsigned char *p, V x) {
+    uint16_t h[VN] = {hd_f32_to_bf16(x[0]), hd_f32_to_bf16(x[1]), hd_f32_to_bf16(x[2]),
+                      hd_f32_to_bf16(x[3])};
+    __builtin_memcpy(p, h, sizeof h);
+}
+/* (even, odd) pairs: x * {c,c} + swapped x * {-s,s}; cs holds c,s,c,s */
+static inline V v_rotate(V x, V cs) {
+    V swapped = {x[1], x[0], x[3], x[2]};
+    V c = {cs[0], cs[0], cs[2], cs[2]}, s = {-cs[1], cs[1], -cs[3], cs[3]};
+    return x * c + swapped * s;
+}
+static inline void v_transpose(V r[VN]) {
+    V t[VN];
+    for (int i = 0; i < VN; i++) t[i] = (V){r[0][i], r[1][i], r[2][i], r[3][i]};
+    for (int i = 0; i < VN; i++) r[i] = t[i];
+}
+
+/* ---- Q8_0: weights and activations as 16-bit integers ---- */
+
+typedef int16_t qelem;
+
+static inline void q_store(qelem *q, V x) {
+    VI n = v_int(x);
+    for (int i = 0; i < VN; i++) q[i] = (qelem)n[i];
+}
+
+/* panel [k][HD_CPU_STRIP] int16 */
+static void q_unpack_block(const unsigned char *const *row, size_t offset, qelem *panel,
+                           int lane0) {
+    for (int o = 0; o < HD_CPU_LANES; o++) {
+        for (int k = 0; k < HD_CPU_QBLOCK; k++)
+            panel[k * HD_CPU_STRIP + lane0 + o] =
+                row[o] == 0 ? 0 : (qelem)(signed char)row[o][offset + 2 + (size_t)k];
+    }
+}
+
+#define QPANEL_BLOCK_BYTES (sizeof(qelem) * HD_CPU_QBLOCK * HD_CPU_STRIP)
+#define QPANEL_LANE(lane) (lane)
+#define QTILE_ROWS 2
+#define QTILE_LANES 16
+
+static inline __attribute__((always_inline)) void q_tile(const qelem *const *x, const int32_t *sum,
+                                                         const qelem *panel, int n_row,
+                                                         V out[][QTILE_LANES / VN]) {
+    (void)sum;
+    for (int r = 0; r < n_row; r++) {
+        int32_t acc[QTILE_LANES] = {0};
+        for (int k = 0; k < HD_CPU_QBLOCK; k++) {
+            int32_t xk = x[r][k];
+            const qelem *w = panel + k * HD_CPU_STRIP;
+            for (int o = 0; o < QTILE_LANES; o++) acc[o] += xk * w[o];
+        }
+        for (int o = 0; o < QTILE_LANES; o++) out[r][o / VN][o % VN] = (float)acc[o];
+    }
+}
+
+#define TILE_ROWS 2
+#define TILE_PANELS 1
+#define KERNELS hd_cpu_scalar
+#define KERNELS_NAME "scalar"
+#define KERNELS_TITLE "portable C"
+#include "cpu/kernel_product.h"
+#include "cpu/kernel_rows.h"

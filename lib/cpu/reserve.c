@@ -1,0 +1,103 @@
+/* All memory of the cpu backend, in one block: laid out once to learn its size, then again to hand
+ * out the pieces. Every piece starts on a cache line, so no two threads write the same one. */
+#include "cpu/cpu.h"
+
+#include "base/mem.h"
+
+/* base NULL: only counting. */
+typedef struct cut {
+    char *base;
+    size_t at;
+} cut;
+
+static void *take(cut *k, size_t n, size_t n_byte) {
+    void *p = k->base != NULL ? k->base + k->at : NULL;
+    k->at += (n * n_byte + 63) / 64 * 64;
+    return p;
+}
+
+static float *take_f(cut *k, size_t n) { return take(k, n, sizeof(float)); }
+
+static size_t most(size_t a, size_t b) { return a > b ? a : b; }
+
+static void lay_out_thread(cut *k, const hd_dev_limits *l, hd_cpu_scratch *t) {
+    size_t n_c = (size_t)l->n_c, n_nope = (size_t)l->n_nope, n_rope = (size_t)l->n_rope;
+    size_t n_ptr = most(HD_CPU_ROWS, most(n_nope, hd_cpu_pad(l->n_v)));
+    size_t block = HD_CPU_KV_BLOCK;
+    *t = (hd_cpu_scratch){
+        .panel = take_f(k, (size_t)HD_CPU_KBLOCK * HD_CPU_STRIP),
+        .q_scale = take_f(k, (size_t)HD_CPU_KBLOCK / HD_CPU_QBLOCK * HD_CPU_STRIP),
+        .c = {take_f(k, (size_t)HD_CPU_ROWS * HD_CPU_STRIP),
+              take_f(k, (size_t)HD_CPU_ROWS * HD_CPU_STRIP)},
+        .a = take(k, n_ptr, sizeof *t->a),
+        .c_row = take(k, n_ptr, sizeof *t->c_row),
+        .q_row = take(k, HD_CPU_ROWS, sizeof *t->q_row),
+        .w = take(k, n_ptr, sizeof *t->w),
+        .ct = take_f(k, (n_c + n_rope) * block),
+        .rows = take_f(k, block * hd_cpu_pad(l->n_c)),
+        .kt = take_f(k, (n_nope + n_rope) * block),
+        .v = take_f(k, block * hd_cpu_pad(l->n_v)),
+        .kb = take_f(k, n_c * n_nope),
+        .vb = take_f(k, n_c * hd_cpu_pad(l->n_v)),
+        .s = take_f(k, HD_CPU_QCHUNK * block),
+        .acc = take_f(k, HD_CPU_ROWS * hd_cpu_pad(l->n_v)),
+        .queries = {.q = take(k, HD_CPU_ROWS, sizeof *t->queries.q),
+                    .acc = take(k, HD_CPU_ROWS, sizeof *t->queries.acc),
+                    .m = take_f(k, HD_CPU_ROWS),
+                    .l = take_f(k, HD_CPU_ROWS),
+                    .pos = take(k, HD_CPU_ROWS, sizeof *t->queries.pos)},
+    };
+}
+
+static void lay_out_q(cut *k, const hd_cpu *c, size_t room, hd_cpu_qrows *q) {
+    q->q = take(k, room, c->k->q_bytes);
+    q->d = take_f(k, room / HD_CPU_QBLOCK);
+    q->sum = take(k, room / HD_CPU_QBLOCK, sizeof *q->sum);
+}
+
+static void lay_out(cut *k, hd_cpu *c, const hd_dev_limits *l) {
+    size_t n_row = (size_t)l->n_row, n_head = (size_t)l->n_head, n_expert = (size_t)l->n_expert;
+    size_t n_used = (size_t)l->n_used, d_model = (size_t)l->d_model, d_ff = (size_t)l->d_ff;
+    size_t n_pick = n_row * n_used, width = (size_t)(l->n_c + l->n_rope);
+    size_t picked = n_pick * (size_t)l->d_expert;
+    size_t n_wave = n_row < HD_CPU_WAVE ? n_row : HD_CPU_WAVE;
+    c->thread = take(k, (size_t)c->n_thread, sizeof *c->thread);
+    for (int i = 0; i < c->n_thread; i++) {
+        hd_cpu_scratch counted;
+        lay_out_thread(k, l, k->base != NULL ? &c->thread[i] : &counted);
+    }
+    c->normed = take_f(k, n_row * d_model);
+    c->a = take_f(k, most(n_row * (size_t)l->q_lora, n_row * d_ff + picked));
+    c->kv = take_f(k, n_row * width);
+    c->score = take_f(k, n_row * n_expert);
+    c->q_room[0] = n_row * most(most(d_model, d_ff), n_head * (size_t)l->n_v);
+    c->q_room[1] = most(n_row * most(d_ff, (size_t)l->q_lora), picked);
+    for (int i = 0; i < 2; i++) lay_out_q(k, c, c->q_room[i], &c->q[i]);
+    c->mul = take(k, most(n_head, n_expert + 1), sizeof *c->mul);
+    c->q_abs = take_f(k, n_wave * n_head * width);
+    c->u = take_f(k, n_wave * n_head * hd_cpu_pad(l->n_c));
+    for (int i = 0; i < 2; i++) c->list[i] = take(k, n_row, sizeof *c->list[i]);
+    c->group = take(k, n_row, sizeof *c->group);
+    c->moe_row = take(k, n_pick, sizeof *c->moe_row);
+    c->moe_slot = take(k, n_pick, sizeof *c->moe_slot);
+    c->moe_weight = take_f(k, n_pick);
+    c->moe_first = take(k, n_expert + 1, sizeof *c->moe_first);
+}
+
+hd_status hd_cpu_reserve(void *ctx, const hd_dev_limits *limits) {
+    hd_cpu *c = ctx;
+    cut count = {0};
+    void *memory;
+    if (limits->n_expert > HD_CPU_EXPERT_MAX)
+        return HD_FAIL(UNSUPPORTED, "backend cpu: %d experts, at most %d", limits->n_expert,
+                       HD_CPU_EXPERT_MAX);
+    lay_out(&count, c, limits);
+    HD_TRY(hd_alloc_large(count.at, &memory));
+    hd_free(c->arena);
+    c->arena = memory;
+    c->limits = *limits;
+    cut real = {.base = memory};
+    lay_out(&real, c, limits);
+    for (int i = 0; i < limits->n_row * limits->n_used; i++) c->moe_slot[i] = i;
+    return HD_OK;
+}

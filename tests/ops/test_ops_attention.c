@@ -1,0 +1,371 @@
+/* The cpu backend's latent attention against the oracle: forms mixed in a sequence, page sizes,
+ * ragged batches in random page order, cache formats. Every page or position that no sequence owns
+ * is NaN, so that one value read too far spoils a result. A row alone and the row among many are
+ * bit-equal, which is every chunk split too, as both read the same cache.
+ *
+ * Bound: 3e-5 of the row's largest value (float32 sums of up to 300 terms against double). */
+#include "support/op_data.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct shape {
+    int n_head, n_nope, n_rope, n_c, n_v;
+} shape;
+
+enum { D = 96, LORA = 64 };
+
+static hd_dev_limits limits(const shape *s, int n_row, int n_pos) {
+    return (hd_dev_limits){.n_row = n_row,
+                           .n_seq = 70,
+                           .n_out = 1,
+                           .d_model = D,
+                           .n_vocab = 10,
+                           .d_ff = 32,
+                           .d_expert = 32,
+                           .n_expert = 4,
+                           .n_used = 2,
+                           .n_head = s->n_head,
+                           .n_nope = s->n_nope,
+                           .n_rope = s->n_rope,
+                           .n_c = s->n_c,
+                           .n_v = s->n_v,
+                           .q_lora = LORA,
+                           .n_pos = n_pos};
+}
+
+static void attend(const hd_dev *d, const struct hd_op_mla_attn *like, const hd_batch *b,
+                   const float *q, float *out) {
+    struct hd_op_mla_attn a = *like;
+    a.batch = b, a.q = q, a.out = out;
+    d->ops->mla_attn(d->ctx, &a);
+}
+
+typedef struct attn_case {
+    shape s;
+    const test_seq *seq;
+    int n_seq, page_tok;
+    enum hd_format kv_format, w_format;
+    const char *what;
+} attn_case;
+
+static void check_alone(const hd_dev *d, const struct hd_op_mla_attn *a, const hd_batch *b,
+                        const float *q, const float *all) {
+    size_t q_n = (size_t)(a->n_head * (a->n_nope + a->n_rope)), o_n = (size_t)(a->n_head * a->n_v);
+    float *one = test_floats(o_n, 0);
+    int step = 1 + b->n_row / 40;
+    for (int r = 0; r < b->n_row; r += step) {
+        hd_batch single;
+        test_batch_row(&single, b, r);
+        attend(d, a, &single, q + (size_t)r * q_n, one);
+        test_bits_equal(one, all + (size_t)r * o_n, o_n * sizeof *one, "attention: a row alone");
+        hd_batch_fini(&single);
+    }
+    free(one);
+}
+
+static void check_attn(const attn_case *c) {
+    const shape *s = &c->s;
+    hd_batch b;
+    int n_page, n_pos = 0;
+    test_batch(&b, c->seq, c->n_seq, c->page_tok, &n_page);
+    for (int i = 0; i < c->n_seq; i++)
+        if (c->seq[i].n_pos > n_pos) n_pos = c->seq[i].n_pos;
+    hd_dev_limits l = limits(s, b.n_row, n_pos);
+    size_t q_n = (size_t)(s->n_head * (s->n_nope + s->n_rope)), o_n = (size_t)(s->n_head * s->n_v);
+    size_t n_out = (size_t)b.n_row * o_n;
+    hd_weight *k_b = test_weight(c->w_format, s->n_nope, s->n_c, s->n_head);
+    hd_weight *v_b = test_weight(c->w_format, s->n_c, s->n_v, s->n_head);
+    void *cache = test_cache(&b, n_page, c->kv_format, s->n_c + s->n_rope);
+    float *q = test_floats((size_t)b.n_row * q_n, 2);
+    float *expected = test_floats(n_out, 0), *first = test_floats(n_out, 0);
+    float *found = test_floats(n_out, 0);
+    struct hd_op_mla_attn a = {.kv_format = c->kv_format,
+                               .cache = cache,
+                               .k_b = k_b,
+                               .v_b = v_b,
+                               .n_head = s->n_head,
+                               .n_nope = s->n_nope,
+                               .n_rope = s->n_rope,
+                               .n_c = s->n_c,
+                               .n_v = s->n_v,
+                               .scale = 0.3f};
+    hd_dev ref = test_open_ref(&l);
+    attend(&ref, &a, &b, q, expected);
+    test_close(&ref);
+    test_level level[9];
+    int n_level = test_levels(level);
+    for (int i = 0; i < n_level; i++) {
+        hd_dev d = test_open_cpu(level[i], &l);
+        attend(&d, &a, &b, q, level[i].n_thread == 1 ? first : found);
+        if (level[i].n_thread == 1) {
+            test_rows_close(first, expected, b.n_row, (int)o_n, 3e-5, c->what);
+            check_alone(&d, &a, &b, q, first);
+        } else
+            test_bits_equal(found, first, n_out * sizeof *found, c->what);
+        test_close(&d);
+    }
+    free(cache);
+    free(q);
+    free(expected);
+    free(first);
+    free(found);
+    test_weight_free(k_b);
+    test_weight_free(v_b);
+    hd_batch_fini(&b);
+}
+
+static const shape shapes[] = {
+    {.n_head = 1, .n_nope = 32, .n_rope = 16, .n_c = 64, .n_v = 32},
+    {.n_head = 3, .n_nope = 24, .n_rope = 8, .n_c = 40, .n_v = 20},
+    {.n_head = 5, .n_nope = 33, .n_rope = 6, .n_c = 97, .n_v = 17},
+};
+
+static void ragged_batches(void **state) {
+    (void)state;
+    static const test_seq seqs[] = {
+        {.n_pos = 128, .n_row = 128, .n_expanded = 128}, {.n_pos = 256, .n_row = 1},
+        {.n_pos = 64, .n_row = 64, .n_expanded = 30},    {.n_pos = 1, .n_row = 1},
+        {.n_pos = 65, .n_row = 3, .n_expanded = 1},      {.n_pos = 63, .n_row = 2, .n_expanded = 2},
+        {.n_pos = 129, .n_row = 7, .n_expanded = 4},     {.n_pos = 17, .n_row = 17},
+    };
+    static const int page_toks[] = {1, 16, 64};
+    static const enum hd_format kv[] = {HD_F32, HD_F16, HD_BF16};
+    for (size_t s = 0; s < HD_COUNT_OF(shapes); s++)
+        for (size_t p = 0; p < HD_COUNT_OF(page_toks); p++)
+            check_attn(&(attn_case){.s = shapes[s],
+                                    .seq = seqs,
+                                    .n_seq = 8,
+                                    .page_tok = page_toks[p],
+                                    .kv_format = kv[(s + p) % 3],
+                                    .w_format = p == 0   ? HD_BF16
+                                                : p == 1 ? HD_F16
+                                                         : HD_F32,
+                                    .what = "ragged batch"});
+}
+
+static void q8_heads(void **state) {
+    (void)state;
+    static const test_seq seqs[] = {{.n_pos = 70, .n_row = 70, .n_expanded = 40},
+                                    {.n_pos = 33, .n_row = 1}};
+    check_attn(&(attn_case){.s = {.n_head = 3, .n_nope = 32, .n_rope = 16, .n_c = 96, .n_v = 24},
+                            .seq = seqs,
+                            .n_seq = 2,
+                            .page_tok = 16,
+                            .kv_format = HD_BF16,
+                            .w_format = HD_Q8_0,
+                            .what = "Q8_0 k_b and v_b"});
+}
+
+/* More absorbed rows than a wave holds, more expanded rows than a group holds, many sequences. */
+static void long_and_many(void **state) {
+    (void)state;
+    static const test_seq longest[] = {{.n_pos = 300, .n_row = 300, .n_expanded = 300}};
+    static const test_seq absorbed[] = {{.n_pos = 150, .n_row = 150}};
+    test_seq many[64];
+    for (int i = 0; i < 64; i++) many[i] = (test_seq){.n_pos = 1 + i * 2, .n_row = 1};
+    attn_case c = {.s = shapes[0],
+                   .seq = longest,
+                   .n_seq = 1,
+                   .page_tok = 16,
+                   .kv_format = HD_BF16,
+                   .w_format = HD_BF16,
+                   .what = "one long sequence"};
+    check_attn(&c);
+    c.seq = absorbed, c.s = shapes[1];
+    check_attn(&c);
+    c.seq = many, c.n_seq = 64, c.what = "64 sequences";
+    check_attn(&c);
+}
+
+/* A NaN that a later row of the same chunk left in the cache does not reach earlier rows. */
+static void later_rows_are_not_seen(void **state) {
+    (void)state;
+    enum { N = 20, BAD = 13 };
+    const shape s = shapes[0];
+    for (int form = 0; form < 2; form++) {
+        test_seq seq = {.n_pos = N, .n_row = N, .n_expanded = form == 1 ? N : 0};
+        hd_batch b;
+        int n_page, width = s.n_c + s.n_rope;
+        test_batch(&b, &seq, 1, 16, &n_page);
+        hd_dev_limits l = limits(&s, N, N);
+        size_t o_n = (size_t)(s.n_head * s.n_v);
+        float *cache = test_cache(&b, n_page, HD_F32, width);
+        float *q = test_floats((size_t)(N * s.n_head * (s.n_nope + s.n_rope)), 1);
+        float *clean = test_floats(N * o_n, 0), *dirty = test_floats(N * o_n, 0);
+        hd_weight *k_b = test_weight(HD_F32, s.n_nope, s.n_c, s.n_head);
+        hd_weight *v_b = test_weight(HD_F32, s.n_c, s.n_v, s.n_head);
+        struct hd_op_mla_attn a = {.kv_format = HD_F32,
+                                   .cache = cache,
+                                   .k_b = k_b,
+                                   .v_b = v_b,
+                                   .n_head = s.n_head,
+                                   .n_nope = s.n_nope,
+                                   .n_rope = s.n_rope,
+                                   .n_c = s.n_c,
+                                   .n_v = s.n_v,
+                                   .scale = 0.3f};
+        test_level level[9];
+        int n_level = test_levels(level);
+        float *spot = cache + (size_t)b.kv_row[BAD] * (size_t)width, kept = spot[3];
+        for (int i = 0; i < n_level; i++) {
+            hd_dev d = test_open_cpu(level[i], &l);
+            spot[3] = kept;
+            attend(&d, &a, &b, q, clean);
+            spot[3] = NAN;
+            attend(&d, &a, &b, q, dirty);
+            test_bits_equal(dirty, clean, BAD * o_n * sizeof *clean, "rows before the NaN");
+            for (int r = BAD; r < N; r++) assert_true(isnan(dirty[(size_t)r * o_n]));
+            test_close(&d);
+        }
+        free(cache);
+        free(q);
+        free(clean);
+        free(dirty);
+        test_weight_free(k_b);
+        test_weight_free(v_b);
+        hd_batch_fini(&b);
+    }
+}
+
+/* ---- mla_qkv ---- */
+
+typedef struct qkv_weights {
+    hd_weight *q, *q_a, *q_b, *kv_a;
+    float *norm, *q_a_norm, *kv_a_norm, *cs;
+} qkv_weights;
+
+/* q and cache of the oracle in [0], of one thread in [1], of more threads in [2]. */
+typedef struct qkv_out {
+    float *q[3];
+    char *cache[3], *before;
+    size_t n_q, cache_bytes;
+} qkv_out;
+
+static void check_cache(const qkv_out *o, const struct hd_op_mla_qkv *a, double bound) {
+    enum hd_format f = a->kv_format;
+    const hd_batch *b = a->batch;
+    int width = a->n_c + a->n_rope;
+    size_t bytes = hd_format_bytes(f, (size_t)width);
+    float x[256], y[256];
+    for (size_t row = 0; row < o->cache_bytes / bytes; row++) {
+        bool is_written = false;
+        for (int r = 0; r < b->n_row; r++) is_written |= b->kv_row[r] == (int)row;
+        const char *p = o->cache[1] + row * bytes, *e = o->cache[0] + row * bytes;
+        if (!is_written) test_bits_equal(p, e, bytes, "cache row of no row of the batch");
+        if (!is_written) continue;
+        hd_format_get(f)->decode(p, x, (size_t)width);
+        hd_format_get(f)->decode(e, y, (size_t)width);
+        test_rows_close(x, y, 1, width, bound, "cache row");
+    }
+}
+
+static void run_qkv(const hd_dev *d, struct hd_op_mla_qkv *a, qkv_out *o, int at) {
+    memcpy(o->cache[at], o->before, o->cache_bytes);
+    a->cache = o->cache[at], a->q_out = o->q[at];
+    d->ops->mla_qkv(d->ctx, a);
+}
+
+static void compare_qkv(struct hd_op_mla_qkv *a, qkv_out *o, const hd_dev_limits *l) {
+    int q_n = a->n_head * (a->n_nope + a->n_rope);
+    hd_dev ref = test_open_ref(l);
+    run_qkv(&ref, a, o, 0);
+    test_close(&ref);
+    double bound = a->kv_a->format == HD_Q8_0 ? 3e-2 : 5e-5;
+    /* and one rounding to the cache's format */
+    double kv_bound = bound + (a->kv_format == HD_BF16 ? 8e-3 : a->kv_format == HD_F16 ? 1e-3 : 0);
+    test_level level[9];
+    int n_level = test_levels(level);
+    for (int i = 0; i < n_level; i++) {
+        hd_dev d = test_open_cpu(level[i], l);
+        run_qkv(&d, a, o, level[i].n_thread == 1 ? 1 : 2);
+        if (level[i].n_thread == 1) {
+            test_rows_close(o->q[1], o->q[0], a->batch->n_row, q_n, bound, "q");
+            check_cache(o, a, kv_bound);
+        } else {
+            test_bits_equal(o->q[2], o->q[1], o->n_q * sizeof *o->q[1], "q by threads");
+            test_bits_equal(o->cache[2], o->cache[1], o->cache_bytes, "cache by threads");
+        }
+        test_close(&d);
+    }
+}
+
+static void check_qkv(const shape *s, enum hd_format wf, enum hd_format kvf, bool is_lora) {
+    static const test_seq seqs[] = {
+        {.n_pos = 40, .n_row = 40}, {.n_pos = 90, .n_row = 1}, {.n_pos = 35, .n_row = 5}};
+    enum { N_SEQ = 3, N_POS = 90 };
+    hd_batch b;
+    int n_page, width = s->n_c + s->n_rope, q_n = s->n_head * (s->n_nope + s->n_rope);
+    test_batch(&b, seqs, N_SEQ, 16, &n_page);
+    hd_dev_limits l = limits(s, b.n_row, N_POS);
+    qkv_weights w = {.q = test_weight(wf, D, q_n, 1),
+                     .q_a = test_weight(wf, D, LORA, 1),
+                     .q_b = test_weight(wf, LORA, q_n, 1),
+                     .kv_a = test_weight(wf, D, width, 1),
+                     .norm = test_floats(D, 1),
+                     .q_a_norm = test_floats(LORA, 1),
+                     .kv_a_norm = test_floats((size_t)s->n_c, 1),
+                     .cs = test_floats((size_t)(N_POS * s->n_rope), 1)};
+    float *x = test_floats((size_t)b.n_row * D, 1);
+    qkv_out o = {.n_q = (size_t)(b.n_row * q_n),
+                 .cache_bytes = hd_format_bytes(kvf, (size_t)(n_page * b.page_tok * width)),
+                 .before = test_cache(&b, n_page, kvf, width)};
+    for (int i = 0; i < 3; i++) {
+        o.cache[i] = malloc(o.cache_bytes);
+        o.q[i] = test_floats(o.n_q, 0);
+    }
+    struct hd_op_mla_qkv a = {.batch = &b,
+                              .x = x,
+                              .norm = w.norm,
+                              .eps = 1e-6f,
+                              .lora_eps = 1e-6f,
+                              .q = is_lora ? NULL : w.q,
+                              .q_a = is_lora ? w.q_a : NULL,
+                              .q_a_norm = is_lora ? w.q_a_norm : NULL,
+                              .q_b = is_lora ? w.q_b : NULL,
+                              .kv_a = w.kv_a,
+                              .kv_a_norm = w.kv_a_norm,
+                              .rope_cs = w.cs,
+                              .d_model = D,
+                              .n_head = s->n_head,
+                              .n_nope = s->n_nope,
+                              .n_rope = s->n_rope,
+                              .n_c = s->n_c,
+                              .kv_format = kvf};
+    compare_qkv(&a, &o, &l);
+    for (int i = 0; i < 3; i++) {
+        free(o.cache[i]);
+        free(o.q[i]);
+    }
+    free(o.before);
+    free(x);
+    hd_weight *const weights[] = {w.q, w.q_a, w.q_b, w.kv_a};
+    float *const floats[] = {w.norm, w.q_a_norm, w.kv_a_norm, w.cs};
+    for (int i = 0; i < 4; i++) test_weight_free(weights[i]);
+    for (int i = 0; i < 4; i++) free(floats[i]);
+    hd_batch_fini(&b);
+}
+
+static void qkv_writes_its_rows_only(void **state) {
+    (void)state;
+    static const enum hd_format wf[] = {HD_F32, HD_F16, HD_BF16, HD_Q8_0};
+    static const enum hd_format kvf[] = {HD_F32, HD_F16, HD_BF16};
+    for (size_t s = 0; s < HD_COUNT_OF(shapes); s++)
+        for (size_t f = 0; f < 4; f++) {
+            check_qkv(&shapes[s], wf[f], kvf[(s + f) % 3], true);
+            check_qkv(&shapes[s], wf[f], kvf[(s + f + 1) % 3], false);
+        }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ragged_batches),
+        cmocka_unit_test(q8_heads),
+        cmocka_unit_test(long_and_many),
+        cmocka_unit_test(later_rows_are_not_seen),
+        cmocka_unit_test(qkv_writes_its_rows_only),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,211 @@
+/* The cpu kernels one by one, at every level this machine has: conversions against the reference
+ * code over all bit patterns that matter, the exponential against libm, softmax against double. */
+#include "support/op_data.h"
+
+#include "cpu/kernel.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int kernels(const hd_cpu_kernels **out) {
+    test_level level[9];
+    int n = 0, n_level = test_levels(level);
+    for (int i = 0; i < n_level; i += 3) {
+        out[n] = &hd_cpu_scalar;
+#if defined(__x86_64__)
+        if (strcmp(level[i].isa, "avx2") == 0) out[n] = &hd_cpu_avx2;
+        if (strcmp(level[i].isa, "avx512") == 0) out[n] = &hd_cpu_avx512;
+#endif
+        assert_string_equal(out[n]->name, level[i].isa);
+        n++;
+    }
+    return n;
+}
+
+static void same_float(float found, float expected, uint32_t pattern, const char *what) {
+    if (isnan(expected) && isnan(found)) return;
+    if (memcmp(&found, &expected, sizeof found) != 0)
+        fail_msg("%s of %08x: expected %a, found %a", what, pattern, (double)expected,
+                 (double)found);
+}
+
+static void decoding_is_the_reference(void **state) {
+    (void)state;
+    const hd_cpu_kernels *k[3];
+    int n = kernels(k);
+    static uint16_t h[65536];
+    static float found[65536];
+    for (uint32_t i = 0; i < 65536; i++) h[i] = (uint16_t)i;
+    for (int i = 0; i < n; i++) {
+        k[i]->decode(HD_F16, h, found, 65536);
+        for (uint32_t p = 0; p < 65536; p++)
+            same_float(found[p], hd_f16_to_f32((uint16_t)p), p, "decode F16");
+        k[i]->decode(HD_BF16, h, found, 65536);
+        for (uint32_t p = 0; p < 65536; p++)
+            same_float(found[p], hd_bf16_to_f32((uint16_t)p), p, "decode BF16");
+    }
+}
+
+/* Around every 16-bit pattern's float value, and the rounding ties between them. */
+static void encoding_is_the_reference(void **state) {
+    (void)state;
+    enum { N = 65536 * 8 };
+    const hd_cpu_kernels *k[3];
+    int n = kernels(k);
+    float *x = malloc(sizeof *x * N), back[2];
+    uint16_t *found = malloc(sizeof *found * N), *expected = malloc(sizeof *found * N);
+    assert_true(x != NULL && found != NULL && expected != NULL);
+    static const uint32_t low[8] = {0, 1, 0x1000, 0x0FFF, 0x1001, 0x8000, 0x7FFF, 0x8001};
+    for (int f = 0; f < 2; f++) {
+        enum hd_format format = f ? HD_BF16 : HD_F16;
+        for (uint32_t i = 0; i < N; i++) {
+            float base = f ? 0.0f : hd_f16_to_f32((uint16_t)(i / 8));
+            uint32_t bits = i / 8 << 16;
+            if (!f) memcpy(&bits, &base, sizeof bits);
+            bits += low[i % 8];
+            memcpy(&x[i], &bits, sizeof bits);
+        }
+        hd_format_get(format)->encode(x, expected, N);
+        for (int i = 0; i < n; i++) {
+            k[i]->encode(format, x, found, N);
+            for (uint32_t p = 0; p < N; p++) {
+                hd_format_get(format)->decode(&found[p], &back[0], 1);
+                hd_format_get(format)->decode(&expected[p], &back[1], 1);
+                uint32_t bits;
+                memcpy(&bits, &x[p], sizeof bits);
+                same_float(back[0], back[1], bits, f ? "encode BF16" : "encode F16");
+            }
+        }
+    }
+    for (int i = 0; i < n; i++) { /* lengths that are no multiple of a vector */
+        for (int len = 1; len < 40; len++) {
+            memset(found, 0xAA, sizeof *found * 48);
+            k[i]->encode(HD_BF16, x, found, len);
+            assert_int_equal(found[len], 0xAAAA);
+        }
+    }
+    free(x);
+    free(found);
+    free(expected);
+}
+
+/* swiglu(g, 1) = g / (1 + e^-g). e^x is off by at most 2 units in the last place, which the
+ * division and the sum may bring to 4. */
+static void silu_is_accurate(void **state) {
+    (void)state;
+    const hd_cpu_kernels *k[3];
+    int n = kernels(k);
+    enum { N = 20001 };
+    static float g[N], one[N], y[N];
+    for (int i = 0; i < N; i++) {
+        g[i] = (float)(i - N / 2) * 0.0088f;
+        one[i] = 1;
+    }
+    for (int i = 0; i < n; i++) {
+        k[i]->swiglu(g, one, N, y);
+        for (int j = 0; j < N; j++) {
+            double expected = (double)g[j] / (1 + exp(-(double)g[j]));
+            double bound = 4 * 6e-8 * fabs(expected) + 2e-37;
+            if (!(fabs((double)y[j] - expected) <= bound))
+                fail_msg("%s: silu(%g): expected %.9g, found %.9g", k[i]->name, (double)g[j],
+                         expected, (double)y[j]);
+        }
+        float hard[4] = {NAN, INFINITY, -1000, 1000};
+        k[i]->swiglu(hard, one, 4, y);
+        assert_true(isnan(y[0]) && isinf(y[1]) && y[2] == 0 && y[3] == 1000);
+    }
+}
+
+static void softmax_in_blocks(void **state) {
+    (void)state;
+    const hd_cpu_kernels *k[3];
+    int n = kernels(k);
+    for (int i = 0; i < n; i++) {
+        for (int len = 1; len <= 200; len += 13) {
+            float *s = test_floats((size_t)len, 30), *p = test_copy(s, (size_t)len);
+            float m = -INFINITY, l = 0, keep[4];
+            int n_block = 0;
+            for (int t = 0; t < len; t += 64, n_block++)
+                keep[n_block] = k[i]->softmax(p + t, len - t < 64 ? len - t : 64, 0.7f, &m, &l);
+            double top = -INFINITY, sum = 0;
+            for (int t = 0; t < len; t++) top = fmax(top, (double)(s[t] * 0.7f));
+            for (int t = 0; t < len; t++) sum += exp((double)(s[t] * 0.7f) - top);
+            assert_true((double)m == top && fabs((double)l / sum - 1) < 1e-6);
+            for (int t = 0; t < len; t++) {
+                double found = (double)p[t];
+                for (int b = t / 64 + 1; b < n_block; b++) found *= (double)keep[b];
+                double expected = exp((double)(s[t] * 0.7f) - top);
+                /* s - max of up to 42 is rounded to 2e-6 before the exponential sees it */
+                assert_true(fabs(found - expected) <= 5e-6 * expected + 1e-30);
+            }
+            free(s);
+            free(p);
+        }
+        float bad[3] = {1, NAN, 2}, m = -INFINITY, l = 0;
+        k[i]->softmax(bad, 3, 1, &m, &l);
+        assert_true(isnan(l));
+    }
+}
+
+/* Q8_0 at its extremes: weights of -128 and activations of -127 and 127 in every place. */
+static void integer_products_do_not_saturate(void **state) {
+    (void)state;
+    const hd_cpu_kernels *k[3];
+    int n = kernels(k);
+    enum { N_K = 64 };
+    unsigned char block[16][68];
+    const void *row[64] = {0};
+    uint16_t d = hd_f32_to_f16(1.0f);
+    for (int o = 0; o < 16; o++) {
+        row[o] = block[o];
+        for (int b = 0; b < 2; b++) {
+            memcpy(block[o] + 34 * b, &d, sizeof d);
+            for (int j = 0; j < 32; j++)
+                block[o][34 * b + 2 + j] = (unsigned char)(o < 8 ? -128 : (o + j) % 2 ? 127 : -128);
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        float x[2][N_K], *c[2], c_row[2][64] __attribute__((aligned(64)));
+        float scale[2 * 64] __attribute__((aligned(64)));
+        static char panel[32768] __attribute__((aligned(64)));
+        char q[2 * N_K * 2];
+        float xd[4];
+        int32_t sum[4], ix[2] = {0, 1};
+        hd_cpu_qrows rows = {.n_k = N_K, .q = q, .d = xd, .sum = sum};
+        for (int j = 0; j < N_K; j++) x[0][j] = -1, x[1][j] = j % 2 ? 1 : -1;
+        for (int r = 0; r < 2; r++) {
+            k[i]->quantise(x[r], N_K, &rows, r);
+            c[r] = c_row[r];
+        }
+        k[i]->unpack_q8(row, 16, 0, 2, panel, scale);
+        hd_cpu_qproduct p = {.n_row = 2,
+                             .n_block = 2,
+                             .n_lane = 16,
+                             .x = &rows,
+                             .row = ix,
+                             .panel = panel,
+                             .scale = scale,
+                             .c = c};
+        k[i]->product_q8(&p);
+        for (int o = 0; o < 16; o++) {
+            double expected[2] = {0, 0};
+            for (int j = 0; j < N_K; j++) {
+                int w = o < 8 ? -128 : (o + j % 32) % 2 ? 127 : -128;
+                for (int r = 0; r < 2; r++) expected[r] += w * (double)x[r][j];
+            }
+            for (int r = 0; r < 2; r++) assert_true(fabs((double)c_row[r][o] - expected[r]) < 1e-2);
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(decoding_is_the_reference),
+        cmocka_unit_test(encoding_is_the_reference),
+        cmocka_unit_test(silu_is_accurate),
+        cmocka_unit_test(softmax_in_blocks),
+        cmocka_unit_test(integer_products_do_not_saturate),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -269,13 +269,13 @@ static void a_storm_keeps_every_promise(void **state) {
         while (n_sent < n_req || turn(&g)) {
             x = mix(x + 1);
             if (n_sent < n_req && x % 3 == 0) {
-                int i = n_sent, n_prompt = 1 + (int)(x >> 8) % 100;
+                int i = n_sent, n_prompt = 1 + (int)((x >> 8) % 100);
                 fill_prompt(&v[i], n_prompt, (x >> 20) % 4);
                 n_max[i] = 1 + (int)((x >> 30) % 60);
                 hd_request r = request_for(&v[i], n_prompt, n_max[i]);
-                r.priority = (int)(x >> 40) % 3;
+                r.priority = (int)((x >> 40) % 3);
                 r.cache_salt = (x >> 44) % 2;
-                v[i].refuse_at = (x >> 50) % 8 == 0 ? 1 + (int)(x >> 54) % 10 : 0;
+                v[i].refuse_at = (x >> 50) % 8 == 0 ? 1 + (int)((x >> 54) % 10) : 0;
                 hd_status s = hd_loop_submit(g.loop, &r, &v[i].id);
                 if (s == HD_OK)
                     n_sent++;
@@ -283,7 +283,7 @@ static void a_storm_keeps_every_promise(void **state) {
                     assert_int_equal(s, HD_E_BUSY);
             }
             if (n_sent > 0 && x % 7 == 0) {
-                int i = (int)(x >> 16) % n_sent;
+                int i = (int)((x >> 16) % (uint64_t)n_sent);
                 if (v[i].n_end == 0) is_cancelled[i] = true;
                 hd_loop_cancel(g.loop, v[i].id);
                 hd_loop_cancel(g.loop, v[i].id);
@@ -675,7 +675,7 @@ static void the_loop_allocates_nothing(void **state) {
         hd_request_init(&r);
         r.prompt = prompts.prompt;
         r.n_prompt = 1 + (int)(x % 90);
-        r.max_tokens = 5 + (int)(x >> 10) % 80;
+        r.max_tokens = 5 + (int)((x >> 10) % 80);
         r.sampling = (hd_sampling){.temperature = 0.7f,
                                    .top_k = x % 2 ? 40 : 0,
                                    .top_p = 0.9f,
@@ -683,7 +683,7 @@ static void the_loop_allocates_nothing(void **state) {
                                    .presence_penalty = 0.5f,
                                    .frequency_penalty = 0.5f,
                                    .repetition_penalty = 1.2f,
-                                   .n_top_logprob = (int)(x >> 20) % 21,
+                                   .n_top_logprob = (int)((x >> 20) % 21),
                                    .bias = &bias,
                                    .n_bias = 1};
         r.stop = stop;
@@ -814,7 +814,7 @@ static void *client_main(void *arg) {
         hd_request_init(&r);
         r.prompt = prompt;
         r.n_prompt = 1 + (int)(x % 50);
-        r.max_tokens = 1 + (int)(x >> 8) % 20;
+        r.max_tokens = 1 + (int)((x >> 8) % 20);
         r.on_event = count_end;
         r.user = c;
         uint64_t id;

@@ -43,8 +43,11 @@ hd_status hd_job_new(const hd_job_spec *spec, hd_job **out) {
     if (r->sampling.n_top_logprob >= 0) j->top = hd_alloc_zero(HD_TOP_LOGPROB_MAX, sizeof *j->top);
     if (r->n_stop > 0) {
         HD_ASSERT(spec->tokenizer);
-        hd_stream_options o = {
-            .keep_special = r->keep_special, .stop = r->stop, .n_stop = (size_t)r->n_stop};
+        hd_stream_options o = {.min_tokens = r->min_tokens,
+
+                               .keep_special = r->keep_special,
+                               .stop = r->stop,
+                               .n_stop = (size_t)r->n_stop};
         hd_status s = hd_stream_new(spec->tokenizer, &o, &j->stop);
         if (s != HD_OK) {
             hd_job_free(j);

@@ -232,7 +232,7 @@ static enum hd_finish finish_of(hd_job *j) {
         ev->stop_token = ev->token;
         return HD_FINISH_STOP;
     }
-    if (j->stop && ev->n_generated > j->n_new_min) {
+    if (j->stop) {
         hd_stream_out text = hd_stream_feed(j->stop, ev->token);
         if (text.stopped) {
             ev->stop_ix = text.stop_ix;

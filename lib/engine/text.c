@@ -102,6 +102,7 @@ hd_status hd_text_stream_new(const hd_engine *e, const hd_text_stream_options *o
     hd_stream_options so = {.in_reasoning = o->in_reasoning,
                             .split_reasoning = o->split_reasoning,
                             .keep_special = o->keep_special,
+                            .min_tokens = o->min_tokens,
                             .stop = o->stop,
                             .n_stop = (size_t)o->n_stop};
     hd_stream *stream;

@@ -29,6 +29,7 @@ struct stop {
 struct hd_stream {
     const hd_tokenizer *t;
     bool split, keep_special, include_stop, has_ended;
+    int n_token, min_tokens;   /* fed so far; stop strings are sought after this many */
     int32_t open_id, close_id; /* -1: the marker is text */
 
     char tail[utf8_tail_max + 1]; /* utf8 */
@@ -75,6 +76,10 @@ static bool advance(struct stop *k, char byte) {
 static void put_stop(hd_stream *s, char byte, enum part part) {
     size_t keep = 0, found = 0;
     if (s->stop_ix >= 0) return;
+    if (s->n_token <= s->min_tokens) {
+        show(s, byte, part);
+        return;
+    }
     size_t at = (s->held_at + s->n_held++) & (s->held_room - 1);
     s->held[at] = byte;
     s->held_part[at] = (uint8_t)part;
@@ -209,6 +214,7 @@ static hd_stream_out result(hd_stream *s) {
 
 hd_stream_out hd_stream_feed(hd_stream *s, int32_t token) {
     if (s->has_ended || s->stop_ix >= 0) return result(s);
+    if (s->n_token <= s->min_tokens) s->n_token++;
     if (take_marker_token(s, token)) return result(s);
     if (!s->keep_special && hd_tokenizer_is_special(s->t, token)) return result(s);
     hd_str bytes = hd_tokenizer_bytes(s->t, token);
@@ -274,6 +280,7 @@ hd_status hd_stream_new(const hd_tokenizer *t, const hd_stream_options *o, hd_st
     s->split = o->split_reasoning;
     s->keep_special = o->keep_special;
     s->include_stop = o->include_stop;
+    s->min_tokens = o->min_tokens > 0 ? o->min_tokens : 0;
     s->open_id = marker_id(t, open_text);
     s->close_id = marker_id(t, close_text);
     s->first = o->in_reasoning ? in_reasoning : in_content;

@@ -26,6 +26,7 @@ typedef struct hd_stream_options {
     bool split_reasoning; /* false: everything is content, markers included */
     bool keep_special;    /* show special tokens (skip_special_tokens: false) */
     bool include_stop;    /* the stop string stays in the text */
+    int min_tokens;       /* stop strings are not sought in the text of the first so many */
     const hd_str *stop;   /* copied */
     size_t n_stop;
 } hd_stream_options;

@@ -193,12 +193,17 @@ HD_MUST_CHECK hd_status hd_engine_chat(const hd_engine *e, const hd_chat_input *
 typedef struct hd_text_stream hd_text_stream;
 typedef struct hd_text_out {
     hd_str reasoning, content; /* valid until the next call */
-    bool stopped;
+    bool stopped, in_reasoning;
+    /* Bytes of generated text taken in so far, and how many of them are decided (shown, or
+     * markers). A token's text is decided once n_out passes the n_in before that token. After a
+     * stop string, n_out stays where the text was cut. */
+    size_t n_in, n_out;
 } hd_text_out;
 typedef struct hd_text_stream_options {
     bool in_reasoning;    /* hd_engine_chat's answer */
     bool split_reasoning; /* false: everything is content, markers included */
     bool keep_special;    /* show special tokens, as hd_request.keep_special */
+    bool include_stop;    /* the stop string stays in the text */
     const hd_str *stop;   /* [n_stop] copied */
     int n_stop;
     int min_tokens; /* as hd_request.min_tokens: stops are not looked for in the text before */

@@ -103,6 +103,7 @@ hd_status hd_text_stream_new(const hd_engine *e, const hd_text_stream_options *o
                             .split_reasoning = o->split_reasoning,
                             .keep_special = o->keep_special,
                             .min_tokens = o->min_tokens,
+                            .include_stop = o->include_stop,
                             .stop = o->stop,
                             .n_stop = (size_t)o->n_stop};
     hd_stream *stream;
@@ -118,12 +119,17 @@ void hd_text_stream_free(hd_text_stream *s) {
     hd_free(s);
 }
 
-static hd_text_out text_out(hd_stream_out o) {
-    return (hd_text_out){.reasoning = o.reasoning, .content = o.content, .stopped = o.stopped};
+static hd_text_out text_out(const hd_text_stream *s, hd_stream_out o) {
+    return (hd_text_out){.reasoning = o.reasoning,
+                         .content = o.content,
+                         .stopped = o.stopped,
+                         .in_reasoning = hd_stream_in_reasoning(s->stream),
+                         .n_in = o.n_in,
+                         .n_out = o.n_out};
 }
 
 hd_text_out hd_text_stream_feed(hd_text_stream *s, int32_t token) {
-    return text_out(hd_stream_feed(s->stream, token));
+    return text_out(s, hd_stream_feed(s->stream, token));
 }
 
-hd_text_out hd_text_stream_end(hd_text_stream *s) { return text_out(hd_stream_end(s->stream)); }
+hd_text_out hd_text_stream_end(hd_text_stream *s) { return text_out(s, hd_stream_end(s->stream)); }

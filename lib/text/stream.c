@@ -40,6 +40,7 @@ struct hd_stream {
     size_t n_marker;  /* bytes of a text marker seen so far */
 
     struct stop stop[HD_STREAM_STOP_MAX]; /* stop */
+    size_t n_put, n_out;                  /* bytes that came to this stage, and left it */
     int n_stop, stop_ix;                  /* stop_ix -1: none matched */
     char *held;                           /* ring of held_room bytes, a power of two */
     uint8_t *held_part;
@@ -52,6 +53,7 @@ struct hd_stream {
 /* ---- shown ---- */
 
 static void show(hd_stream *s, char byte, enum part part) {
+    s->n_out++;
     if (part == part_marker) return;
     HD_DASSERT(s->n_shown[part] < s->shown_room);
     s->shown[part][s->n_shown[part]++] = byte;
@@ -75,6 +77,7 @@ static bool advance(struct stop *k, char byte) {
 
 static void put_stop(hd_stream *s, char byte, enum part part) {
     size_t keep = 0, found = 0;
+    s->n_put++;
     if (s->stop_ix >= 0) return;
     if (s->n_token <= s->min_tokens) {
         show(s, byte, part);
@@ -207,7 +210,9 @@ static hd_stream_out result(hd_stream *s) {
     hd_stream_out o = {.reasoning = {s->shown[part_reasoning], s->n_shown[part_reasoning]},
                        .content = {s->shown[part_content], s->n_shown[part_content]},
                        .stopped = s->stop_ix >= 0,
-                       .stop_ix = s->stop_ix};
+                       .stop_ix = s->stop_ix,
+                       .n_in = s->n_put + s->n_marker + s->n_tail,
+                       .n_out = s->n_out};
     s->n_shown[0] = s->n_shown[1] = 0;
     return o;
 }

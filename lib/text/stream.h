@@ -45,6 +45,9 @@ typedef struct hd_stream_out {
     hd_str reasoning, content;
     bool stopped; /* a stop string matched: nothing more will come */
     int stop_ix;  /* which one, when stopped */
+    /* Bytes taken in so far, and how many of them are decided: shown, or markers. After a stop,
+     * n_out is where the text was cut. Invalid bytes count as the U+FFFD they become. */
+    size_t n_in, n_out;
 } hd_stream_out;
 hd_stream_out hd_stream_feed(hd_stream *s, int32_t token);
 /* The end of generation: held-back text is released, an incomplete character becomes U+FFFD. */

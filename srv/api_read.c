@@ -1,0 +1,197 @@
+/* Strict JSON (jansson) and checked field access. */
+#include "srv/api_read.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+hd_status hd_api_fail(hd_api_error *e, hd_status s, const char *param, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(e->message, sizeof e->message, fmt, ap);
+    va_end(ap);
+    snprintf(e->param, sizeof e->param, "%s", param ? param : "");
+    e->status = s;
+    e->code = NULL;
+    return s;
+}
+
+hd_status hd_api_fail_last(hd_api_error *e, hd_status s, const char *param) {
+    return hd_api_fail(e, s, param, "%s", hd_error_text());
+}
+
+/* Bounds what the parser will build, before it builds it: a value takes up to about 130 bytes. */
+static hd_status scan_size(hd_str body, hd_api_error *e) {
+    size_t depth = 0, n_value = 0;
+    bool in_string = false;
+    for (size_t i = 0; i < body.len; i++) {
+        char c = body.ptr[i];
+        if (in_string) {
+            if (c == '\\') i++;
+            if (c == '"') in_string = false;
+            continue;
+        }
+        if (c == '"') in_string = true;
+        if (c == ',' || c == '[' || c == '{') n_value++;
+        if (c == '[' || c == '{') depth++;
+        if ((c == ']' || c == '}') && depth > 0) depth--;
+        if (depth > HD_API_DEPTH_MAX)
+            return hd_api_fail(e, HD_E_INVALID, NULL,
+                               "invalid JSON at byte %zu: nested deeper than %d", i,
+                               HD_API_DEPTH_MAX);
+        if (n_value > HD_API_VALUES_MAX)
+            return hd_api_fail(e, HD_E_TOO_LARGE, NULL, "the body holds more than %d values",
+                               HD_API_VALUES_MAX);
+    }
+    return HD_OK;
+}
+
+hd_status hd_api_load(hd_str body, json_t **out, hd_api_error *e) {
+    HD_TRY(scan_size(body, e));
+    json_error_t je;
+    *out = json_loadb(body.ptr, body.len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
+    if (!*out)
+        return hd_api_fail(e, HD_E_INVALID, NULL,
+                           "invalid JSON at line %d, column %d (byte %d): %.200s", je.line,
+                           je.column, je.position, je.text);
+    if (json_is_object(*out)) return HD_OK;
+    json_decref(*out);
+    *out = NULL;
+    return hd_api_fail(e, HD_E_INVALID, NULL, "the body must be a JSON object");
+}
+
+static const char *kind_of(const json_t *v) {
+    switch (json_typeof(v)) {
+    case JSON_OBJECT: return "an object";
+    case JSON_ARRAY: return "an array";
+    case JSON_STRING: return "a string";
+    case JSON_INTEGER:
+    case JSON_REAL: return "a number";
+    case JSON_TRUE:
+    case JSON_FALSE: return "a boolean";
+    case JSON_NULL: break;
+    }
+    return "null";
+}
+
+static void join(char *to, size_t room, const hd_api_in *in, const char *key) {
+    snprintf(to, room, "%s%s", in->path, key);
+}
+
+hd_status hd_api_wrong(const hd_api_in *in, const char *key, const char *expected,
+                       const json_t *found) {
+    char param[96];
+    join(param, sizeof param, in, key);
+    return hd_api_fail(in->error, HD_E_INVALID, param, "'%s' must be %s, found %s", param, expected,
+                       found ? kind_of(found) : "nothing");
+}
+
+const json_t *hd_api_get(const hd_api_in *in, const char *key) {
+    const json_t *v = json_object_get(in->object, key);
+    return v && !json_is_null(v) ? v : NULL;
+}
+
+hd_status hd_api_bool(const hd_api_in *in, const char *key, bool *out) {
+    const json_t *v = hd_api_get(in, key);
+    if (!v) return HD_OK;
+    if (!json_is_boolean(v)) return hd_api_wrong(in, key, "a boolean", v);
+    *out = json_is_true(v);
+    return HD_OK;
+}
+
+static bool to_int(const json_t *v, int64_t *out) {
+    if (json_is_integer(v)) {
+        *out = json_integer_value(v);
+        return true;
+    }
+    double d = json_is_real(v) ? json_real_value(v) : 0.5;
+    if (d != floor(d) || fabs(d) > 9007199254740992.0) return false;
+    *out = (int64_t)d;
+    return true;
+}
+
+hd_status hd_api_int(const hd_api_in *in, const char *key, int64_t min, int64_t max, int64_t *out) {
+    const json_t *v = hd_api_get(in, key);
+    int64_t i;
+    if (!v) return HD_OK;
+    if (!to_int(v, &i)) return hd_api_wrong(in, key, "an integer", v);
+    char param[96];
+    join(param, sizeof param, in, key);
+    if (i < min)
+        return hd_api_fail(in->error, HD_E_INVALID, param, "'%s' must be at least %lld, found %lld",
+                           param, (long long)min, (long long)i);
+    if (i > max)
+        return hd_api_fail(in->error, HD_E_INVALID, param, "'%s' must be at most %lld, found %lld",
+                           param, (long long)max, (long long)i);
+    *out = i;
+    return HD_OK;
+}
+
+hd_status hd_api_num(const hd_api_in *in, const char *key, double min, double max, float *out) {
+    const json_t *v = hd_api_get(in, key);
+    if (!v) return HD_OK;
+    if (!json_is_number(v)) return hd_api_wrong(in, key, "a number", v);
+    double d = json_number_value(v);
+    if (!(d >= min && d <= max)) {
+        char param[96];
+        join(param, sizeof param, in, key);
+        return hd_api_fail(in->error, HD_E_INVALID, param,
+                           "'%s' must be between %g and %g, found %g", param, min, max, d);
+    }
+    *out = (float)d;
+    return HD_OK;
+}
+
+hd_str hd_api_copy(hd_arena *a, const json_t *string) {
+    size_t n = json_string_length(string);
+    return (hd_str){hd_arena_strndup(a, json_string_value(string), n), n};
+}
+
+hd_status hd_api_text(const hd_api_in *in, const char *key, hd_str *out) {
+    const json_t *v = hd_api_get(in, key);
+    if (!v) return HD_OK;
+    if (!json_is_string(v)) return hd_api_wrong(in, key, "a string", v);
+    *out = hd_api_copy(in->arena, v);
+    return HD_OK;
+}
+
+hd_status hd_api_object(const hd_api_in *in, const char *key, hd_api_in *out) {
+    const json_t *v = hd_api_get(in, key);
+    *out = (hd_api_in){.object = NULL, .path = "", .arena = in->arena, .error = in->error};
+    if (!v) return HD_OK;
+    if (!json_is_object(v)) return hd_api_wrong(in, key, "an object", v);
+    char path[96];
+    snprintf(path, sizeof path, "%s%s.", in->path, key);
+    out->object = v;
+    out->path = hd_arena_strndup(in->arena, path, strlen(path));
+    return HD_OK;
+}
+
+hd_status hd_api_int_array(const hd_api_in *in, const char *key, const json_t *v, size_t n_max,
+                           int32_t **out, size_t *n) {
+    if (!json_is_array(v)) return hd_api_wrong(in, key, "an array of integers", v);
+    *n = json_array_size(v);
+    char param[96];
+    join(param, sizeof param, in, key);
+    if (*n > n_max)
+        return hd_api_fail(in->error, HD_E_INVALID, param,
+                           "'%s' must have at most %zu items, found %zu", param, n_max, *n);
+    *out = hd_arena_alloc(in->arena, (*n + 1) * sizeof **out);
+    for (size_t i = 0; i < *n; i++) {
+        const json_t *item = json_array_get(v, i);
+        int64_t x;
+        if (!to_int(item, &x)) return hd_api_wrong(in, key, "an array of integers", item);
+        if (x < 0 || x > INT32_MAX)
+            return hd_api_fail(in->error, HD_E_INVALID, param,
+                               "'%s[%zu]' must be a token id, found %lld", param, i, (long long)x);
+        (*out)[i] = (int32_t)x;
+    }
+    return HD_OK;
+}
+
+hd_status hd_api_ints(const hd_api_in *in, const char *key, size_t n_max, int32_t **out,
+                      size_t *n) {
+    const json_t *v = hd_api_get(in, key);
+    return v ? hd_api_int_array(in, key, v, n_max, out, n) : HD_OK;
+}

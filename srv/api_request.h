@@ -1,0 +1,65 @@
+/* The typed request: what the body of /v1/chat/completions or /v1/completions asks for.
+ *
+ * hd_api_parse is the one place where such bodies are understood: a pure function from bytes,
+ * fuzzed. Everything known but not supported is refused by name (501), wrong types and ranges too
+ * (400); unknown fields are ignored, as OpenAI's servers do. What needs the model (token ranges,
+ * context length) is checked later. Memory: the arena. Thread: any. */
+#ifndef HD_SRV_API_REQUEST_H
+#define HD_SRV_API_REQUEST_H
+
+#include "hadal.h"
+#include "srv/api_read.h"
+
+enum hd_api_kind { HD_API_CHAT, HD_API_COMPLETION };
+enum hd_api_thinking { HD_API_THINK_UNSET, HD_API_THINK_OFF, HD_API_THINK_ON };
+
+enum {
+    HD_API_N_MAX = 16,
+    HD_API_PROMPT_MAX = 128,
+    HD_API_CHOICE_MAX = 256, /* prompts times n */
+    HD_API_MESSAGE_MAX = 4096,
+    HD_API_STOP_BYTES_MAX = 1024,
+    HD_API_COMPLETION_TOKENS = 16 /* max_tokens of a completion that does not say */
+};
+
+typedef struct hd_api_prompt {
+    hd_str text;
+    int32_t *id; /* not NULL: token ids instead of text */
+    size_t n_id;
+} hd_api_prompt;
+
+typedef struct hd_api_request {
+    enum hd_api_kind kind;
+    hd_str model; /* as asked; empty: not given */
+    bool stream, include_usage;
+    bool return_token_ids, echo, keep_special, include_stop;
+
+    hd_chat_message *message; /* chat: [n_message] */
+    size_t n_message;
+    bool continue_final, no_generation_prompt;
+    enum hd_api_thinking thinking;
+    hd_api_prompt *prompt; /* completion: [n_prompt] */
+    size_t n_prompt;
+
+    int n, max_tokens, min_tokens; /* max_tokens 0: until the context is full */
+    hd_sampling sampling;          /* its bias is in the arena */
+    hd_str stop[HD_STOP_MAX];
+    int n_stop;
+    int32_t *stop_token; /* [n_stop_token] */
+    size_t n_stop_token;
+    bool ignore_eos;
+    int priority;
+    uint64_t cache_salt;
+} hd_api_request;
+
+HD_MUST_CHECK hd_status hd_api_parse(enum hd_api_kind kind, hd_str body, hd_arena *arena,
+                                     hd_api_request *out, hd_api_error *error);
+/* messages alone, as /tokenize takes them. */
+HD_MUST_CHECK hd_status hd_api_messages(const hd_api_in *in, hd_api_request *out);
+/* add_generation_prompt, continue_final_message, thinking and its other spellings. */
+HD_MUST_CHECK hd_status hd_api_template(const hd_api_in *in, hd_api_request *out);
+
+/* A salt that is never 0 from a name that is not empty; 0 from an empty one. */
+uint64_t hd_api_salt(hd_str name, uint64_t before);
+
+#endif

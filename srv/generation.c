@@ -1,0 +1,410 @@
+/* Generations: preparing and submitting (pool), the outbox (engine thread), attending (reactor). */
+#include "srv/generation.h"
+
+#include "base/clock.h"
+#include "base/metric.h"
+#include "srv/api_write.h"
+#include "srv/conn.h"
+#include "srv/core.h"
+#include "srv/routes.h"
+
+#include <stdio.h>
+#include <string.h>
+
+void hd_handle_chat(hd_call *c) { hd_generation_start(c, HD_API_CHAT); }
+void hd_handle_completion(hd_call *c) { hd_generation_start(c, HD_API_COMPLETION); }
+
+/* ---- engine thread ---- */
+
+static void outbox_put(hd_outbox *b, const hd_choice *ch, const hd_event *ev) {
+    if (b->n_event == b->event_room) {
+        b->event_room = b->event_room ? 2 * b->event_room : 16;
+        b->event = hd_realloc(b->event, b->event_room * sizeof *b->event);
+    }
+    size_t n_top = (size_t)ev->n_top;
+    if (b->n_top + n_top > b->top_room) {
+        b->top_room = 2 * (b->n_top + n_top);
+        b->top = hd_realloc(b->top, b->top_room * sizeof *b->top);
+    }
+    if (n_top > 0) memcpy(b->top + b->n_top, ev->top, n_top * sizeof *b->top);
+    b->n_top += n_top;
+    b->event[b->n_event++] = (hd_gen_event){.choice = ch->ix,
+                                            .token = ev->token,
+                                            .is_end_token = ev->is_end_token,
+                                            .logprob = ev->logprob,
+                                            .n_top = ev->n_top,
+                                            .finish = ev->finish,
+                                            .stop_ix = ev->stop_ix,
+                                            .n_hit = ev->n_hit,
+                                            .n_generated = ev->n_generated,
+                                            .first_token_ns = ev->first_token_ns};
+}
+
+static bool on_event(void *user, const hd_event *ev) {
+    const hd_choice *ch = user;
+    hd_generation *g = ch->generation;
+    hd_call *c = g->call;
+    bool is_last = ev->finish != HD_FINISH_NONE;
+    pthread_mutex_lock(&c->mu);
+    bool ok = !c->is_cancelled && g->outbox.n_event < HD_OUTBOX_EVENT_MAX;
+    if (ok || is_last) outbox_put(&g->outbox, ch, ev);
+    if (!ok && !c->is_cancelled && g->failure == HD_OK) {
+        g->failure = HD_E_UNAVAILABLE;
+        snprintf(g->failure_text, sizeof g->failure_text, "the client reads too slowly");
+    }
+    if (is_last && g->failure == HD_OK && !c->is_cancelled &&
+        (ev->finish == HD_FINISH_ERROR || ev->finish == HD_FINISH_CANCELLED)) {
+        bool is_error = ev->finish == HD_FINISH_ERROR && ev->status != HD_OK;
+        g->failure = is_error ? ev->status : HD_E_UNAVAILABLE;
+        snprintf(g->failure_text, sizeof g->failure_text, "%s",
+                 is_error && ev->error && *ev->error ? ev->error : hd_status_text(g->failure));
+    }
+    pthread_mutex_unlock(&c->mu);
+    hd_reactor_wake(c);
+    if (is_last) hd_call_unref(c); /* the choice's own reference */
+    return ok;
+}
+
+/* ---- pool ---- */
+
+static void name_answer(hd_generation *g) {
+    char hex[33];
+    hd_make_id(hex);
+    bool is_chat = g->request.kind == HD_API_CHAT;
+    snprintf(g->id, sizeof g->id, "%s-%s", is_chat ? "chatcmpl" : "cmpl", hex);
+    g->created_s = hd_wall_ms() / 1000;
+}
+
+/* Which model is meant, and whether its name asks for thinking. */
+static hd_status resolve_model(hd_generation *g, hd_api_error *e) {
+    hd_api_request *q = &g->request;
+    const hd_engine_info *info = hd_engine_get_info(g->engine);
+    g->model = q->model.len > 0 ? q->model.ptr : info->model_name;
+    if (q->model.len == 0 || hd_str_eq_c(q->model, info->model_name)) return HD_OK;
+    enum hd_api_thinking by_name = HD_API_THINK_OFF;
+    if (hd_str_eq_c(q->model, "deepseek-reasoner"))
+        by_name = HD_API_THINK_ON;
+    else if (!hd_str_eq_c(q->model, "deepseek-chat")) {
+        hd_api_fail(e, HD_E_NOT_FOUND, "model", "the model '%.128s' does not exist; there is '%s'",
+                    q->model.ptr, info->model_name);
+        e->code = "model_not_found";
+        return HD_E_NOT_FOUND;
+    }
+    if (q->thinking == HD_API_THINK_UNSET) q->thinking = by_name;
+    return HD_OK;
+}
+
+static hd_status check_tokens(const hd_generation *g, hd_api_error *e) {
+    const hd_api_request *q = &g->request;
+    int n_vocab = hd_engine_get_info(g->engine)->n_vocab;
+    for (int i = 0; i < q->sampling.n_bias; i++)
+        if (q->sampling.bias[i].token >= n_vocab)
+            return hd_api_fail(e, HD_E_INVALID, "logit_bias",
+                               "'logit_bias' names token %d; the model has %d tokens",
+                               q->sampling.bias[i].token, n_vocab);
+    for (size_t i = 0; i < q->n_stop_token; i++)
+        if (q->stop_token[i] >= n_vocab)
+            return hd_api_fail(e, HD_E_INVALID, "stop_token_ids",
+                               "'stop_token_ids' names token %d; the model has %d tokens",
+                               q->stop_token[i], n_vocab);
+    for (size_t p = 0; p < q->n_prompt; p++)
+        for (size_t i = 0; i < q->prompt[p].n_id; i++)
+            if (q->prompt[p].id[i] >= n_vocab)
+                return hd_api_fail(e, HD_E_INVALID, "prompt",
+                                   "'prompt' names token %d; the model has %d tokens",
+                                   q->prompt[p].id[i], n_vocab);
+    return HD_OK;
+}
+
+static hd_status render_prompts(hd_generation *g, bool *in_reasoning, hd_api_error *e) {
+    const hd_api_request *q = &g->request;
+    g->n_prompt = q->kind == HD_API_CHAT ? 1 : q->n_prompt;
+    g->prompt = hd_alloc_zero(g->n_prompt, sizeof *g->prompt);
+    if (q->kind == HD_API_CHAT) {
+        bool thinking = q->thinking == HD_API_THINK_ON && hd_engine_get_info(g->engine)->can_think;
+        hd_chat_input in = {.message = q->message,
+                            .n_message = q->n_message,
+                            .thinking = thinking,
+                            .continue_final = q->continue_final};
+        hd_status s = hd_engine_chat(g->engine, &in, &g->prompt[0], in_reasoning);
+        return s == HD_OK ? s : hd_api_fail_last(e, s, "messages");
+    }
+    for (size_t i = 0; i < g->n_prompt; i++) {
+        const hd_api_prompt *p = &q->prompt[i];
+        if (p->id) continue; /* taken as they are */
+        hd_status s = hd_engine_tokenize(g->engine, p->text, true, true, &g->prompt[i]);
+        if (s != HD_OK) return hd_api_fail_last(e, s, "prompt");
+        if (g->prompt[i].n == 0) return hd_api_fail(e, HD_E_INVALID, "prompt", "'prompt' is empty");
+    }
+    return HD_OK;
+}
+
+const int32_t *hd_generation_prompt(const hd_generation *g, size_t ix, size_t *n) {
+    bool is_ids = g->request.kind == HD_API_COMPLETION && g->request.prompt[ix].id;
+    *n = is_ids ? g->request.prompt[ix].n_id : g->prompt[ix].n;
+    return is_ids ? g->request.prompt[ix].id : g->prompt[ix].id;
+}
+
+static hd_status make_choices(hd_generation *g, bool in_reasoning, hd_api_error *e) {
+    const hd_api_request *q = &g->request;
+    g->n_choice = (int)g->n_prompt * q->n;
+    g->choice = hd_alloc_zero((size_t)g->n_choice, sizeof *g->choice);
+    hd_text_stream_options o = {.in_reasoning = in_reasoning,
+                                .split_reasoning = q->kind == HD_API_CHAT,
+                                .keep_special = q->keep_special,
+                                .include_stop = q->include_stop,
+                                .stop = q->stop,
+                                .n_stop = q->n_stop,
+                                .min_tokens = q->min_tokens};
+    for (int i = 0; i < g->n_choice; i++) {
+        hd_choice *ch = &g->choice[i];
+        *ch = (hd_choice){.generation = g, .ix = i, .prompt_ix = i / q->n, .stop_ix = -1};
+        ch->in_reasoning = in_reasoning;
+        hd_buf_init(&ch->content, HD_COLLECTED_BYTES_MAX);
+        hd_buf_init(&ch->reasoning, HD_COLLECTED_BYTES_MAX);
+        hd_buf_init(&ch->ids, HD_COLLECTED_BYTES_MAX);
+        for (int k = 0; k < 4; k++) hd_buf_init(&ch->logprobs[k], HD_COLLECTED_BYTES_MAX);
+        hd_status s = hd_text_stream_new(g->engine, &o, &ch->text);
+        if (s != HD_OK) return hd_api_fail_last(e, s, NULL);
+    }
+    return HD_OK;
+}
+
+static hd_status submit_one(hd_generation *g, hd_choice *ch) {
+    const hd_api_request *q = &g->request;
+    hd_request r;
+    hd_request_init(&r);
+    size_t n;
+    r.prompt = hd_generation_prompt(g, (size_t)ch->prompt_ix, &n);
+    if (n > INT32_MAX) return HD_FAIL(CONTEXT, "prompt of %zu tokens", n);
+    r.n_prompt = (int)n;
+    r.max_tokens = q->max_tokens;
+    r.min_tokens = q->min_tokens;
+    r.sampling = q->sampling;
+    r.sampling.seed += (uint64_t)(ch->ix % q->n); /* n answers that differ, and repeat */
+    r.stop = q->stop;
+    r.n_stop = q->n_stop;
+    r.stop_token = q->stop_token;
+    r.n_stop_token = (int)q->n_stop_token;
+    r.ignore_eos = q->ignore_eos;
+    r.keep_special = q->keep_special;
+    r.priority = q->priority;
+    r.cache_salt = q->cache_salt;
+    r.on_event = on_event;
+    r.user = ch;
+    hd_call_ref(g->call);
+    ch->is_open = true;
+    hd_status s = hd_request_submit(g->engine, &r, &ch->id);
+    if (s == HD_OK) return HD_OK;
+    ch->is_open = false;
+    ch->id = 0;
+    hd_call_unref(g->call);
+    return s;
+}
+
+static hd_status submit_all(hd_generation *g, hd_api_error *e) {
+    g->n_open = g->n_choice;
+    for (int i = 0; i < g->n_choice; i++) {
+        hd_status s = submit_one(g, &g->choice[i]);
+        if (s == HD_OK) continue;
+        hd_api_fail_last(e, s, NULL);
+        if (s == HD_E_CONTEXT) {
+            hd_api_fail_last(e, s, g->request.kind == HD_API_CHAT ? "messages" : "prompt");
+            e->code = "context_length_exceeded";
+        } else if (s == HD_E_BUSY) {
+            e->code = "rate_limit_exceeded";
+        }
+        return s;
+    }
+    return HD_OK;
+}
+
+static hd_status prepare(hd_generation *g, enum hd_api_kind kind, hd_api_error *e) {
+    hd_call *c = g->call;
+    HD_TRY(hd_api_parse(kind, hd_buf_str(&c->body), c->arena, &g->request, e));
+    hd_buf_fini(&c->body); /* everything needed was copied */
+    name_answer(g);
+    HD_TRY(resolve_model(g, e));
+    HD_TRY(check_tokens(g, e));
+    bool in_reasoning = false;
+    HD_TRY(render_prompts(g, &in_reasoning, e));
+    HD_TRY(make_choices(g, in_reasoning, e));
+    if (g->request.echo) hd_write_echo(g);
+    return submit_all(g, e);
+}
+
+void hd_generation_start(hd_call *c, enum hd_api_kind kind) {
+    hd_generation *g = hd_alloc_zero(1, sizeof *g);
+    g->call = c;
+    g->engine = atomic_load(&c->server->engine);
+    c->generation = g;
+    hd_api_error e = {0};
+    if (prepare(g, kind, &e) == HD_OK) return;
+    hd_reply_error(&c->reply, &e);
+    if (g->n_open == 0) hd_metric_add(HD_M_REJECTED, 1); /* the engine counts what it refuses */
+    hd_generation_cancel(g); /* choices that were submitted before one was refused */
+}
+
+void hd_generation_cancel(hd_generation *g) {
+    for (int i = 0; i < g->n_choice; i++)
+        if (g->choice[i].id) hd_request_cancel(g->engine, g->choice[i].id);
+}
+
+static void outbox_fini(hd_outbox *b) {
+    hd_free(b->event);
+    hd_free(b->top);
+}
+
+void hd_generation_free(hd_generation *g) {
+    if (!g) return;
+    for (int i = 0; i < g->n_choice; i++) {
+        hd_choice *ch = &g->choice[i];
+        hd_text_stream_free(ch->text);
+        hd_buf_fini(&ch->content);
+        hd_buf_fini(&ch->reasoning);
+        hd_buf_fini(&ch->ids);
+        for (int k = 0; k < 4; k++) hd_buf_fini(&ch->logprobs[k]);
+        hd_free(ch->held);
+    }
+    for (size_t i = 0; i < g->n_prompt && g->prompt; i++) hd_engine_free_ids(&g->prompt[i]);
+    hd_free(g->prompt);
+    hd_free(g->choice);
+    outbox_fini(&g->outbox);
+    outbox_fini(&g->reading);
+    hd_free(g);
+}
+
+/* ---- reactor ---- */
+
+/* What the log line says. */
+static void note(hd_call *c) {
+    const hd_generation *g = c->generation;
+    c->model = g->model;
+    c->n_prompt = c->n_hit = c->n_generated = 0;
+    for (int i = 0; i < g->n_choice; i++) {
+        const hd_choice *ch = &g->choice[i];
+        size_t n;
+        hd_generation_prompt(g, (size_t)ch->prompt_ix, &n);
+        if (i % g->request.n == 0) c->n_prompt += (int)n, c->n_hit += ch->n_hit;
+        c->n_generated += ch->n_generated;
+        c->finish = ch->finish == HD_FINISH_LENGTH ? "length" : "stop";
+    }
+}
+
+void hd_generation_abandon(hd_call *c) {
+    if (c->generation->is_over) return;
+    note(c);
+    hd_generation_cancel(c->generation);
+}
+
+/* The answer's last bytes are written: nothing of it is wanted any more. */
+static void end_answer(hd_generation *g) {
+    g->is_over = true;
+    pthread_mutex_lock(&g->call->mu);
+    g->call->is_cancelled = true;
+    pthread_mutex_unlock(&g->call->mu);
+    if (g->n_open > 0) hd_generation_cancel(g);
+}
+
+void hd_generation_fail(hd_call *c, hd_status s, const char *message) {
+    hd_generation *g = c->generation;
+    if (g->is_over) return;
+    note(c);
+    c->finish = "error";
+    hd_api_error e;
+    hd_api_fail(&e, s, NULL, "%s", message);
+    if (s == HD_E_UNAVAILABLE && c->server->is_draining) e.code = "shutting_down";
+    end_answer(g);
+    if (!c->conn) return;
+    if (!g->has_begun) {
+        hd_reply_error(&c->reply, &e);
+        hd_conn_reply(c->conn);
+        return;
+    }
+    hd_buf *b = &c->reactor->scratch;
+    hd_buf_clear(b);
+    hd_buf_add_c(b, "data: ");
+    hd_error_json(b, &e);
+    hd_buf_add_c(b, "\n\n");
+    if (hd_conn_stream_send(c->conn, hd_buf_str(b))) hd_conn_stream_end(c->conn);
+}
+
+static void send_last(hd_call *c) {
+    hd_generation *g = c->generation;
+    note(c);
+    end_answer(g);
+    if (!g->request.stream) {
+        hd_reply_json(&c->reply);
+        hd_write_body(g, &c->reply.body);
+        hd_conn_reply(c->conn);
+        return;
+    }
+    hd_buf *b = &c->reactor->scratch;
+    hd_buf_clear(b);
+    if (g->request.include_usage) hd_write_usage_chunk(g, b);
+    hd_buf_add_c(b, "data: [DONE]\n\n");
+    if (hd_conn_stream_send(c->conn, hd_buf_str(b))) hd_conn_stream_end(c->conn);
+}
+
+/* Feeds the events to their choices; SSE chunks go to `out`. */
+static void digest(hd_generation *g, hd_buf *out) {
+    const hd_top_logprob *top = g->reading.top;
+    for (size_t i = 0; i < g->reading.n_event; i++) {
+        const hd_gen_event *ev = &g->reading.event[i];
+        hd_choice *ch = &g->choice[ev->choice];
+        if (g->call->first_token_ns == 0) g->call->first_token_ns = ev->first_token_ns;
+        hd_write_event(ch, ev, top);
+        top += ev->n_top;
+        if (ev->finish != HD_FINISH_NONE) {
+            ch->is_open = false;
+            g->n_open--;
+        }
+        if (g->request.stream) hd_write_chunk(ch, ev->finish != HD_FINISH_NONE, out);
+    }
+    g->reading.n_event = g->reading.n_top = 0;
+}
+
+static bool has_overflowed(const hd_generation *g) {
+    for (int i = 0; i < g->n_choice; i++) {
+        const hd_choice *ch = &g->choice[i];
+        bool over = ch->content.overflowed || ch->reasoning.overflowed || ch->ids.overflowed;
+        for (int k = 0; k < 4; k++) over |= ch->logprobs[k].overflowed;
+        if (over) return true;
+    }
+    return false;
+}
+
+void hd_generation_attend(hd_call *c) {
+    hd_generation *g = c->generation;
+    if (!c->conn || g->is_over) return;
+    if (c->reply.code != 0) { /* refused by the pool */
+        end_answer(g);
+        note(c);
+        c->finish = "refused";
+        hd_conn_reply(c->conn);
+        return;
+    }
+    pthread_mutex_lock(&c->mu);
+    hd_outbox empty = g->reading;
+    g->reading = g->outbox;
+    g->outbox = empty;
+    hd_status failure = g->failure;
+    pthread_mutex_unlock(&c->mu);
+    if (g->request.stream && !g->has_begun && failure == HD_OK) {
+        g->has_begun = true;
+        hd_conn_stream_begin(c->conn);
+    }
+    if (!g->is_probed) hd_conn_probe(c->conn);
+    g->is_probed = true;
+    if (!c->conn) return;
+    hd_buf *b = &c->reactor->scratch;
+    hd_buf_clear(b);
+    digest(g, b);
+    if (b->len > 0 && !hd_conn_stream_send(c->conn, hd_buf_str(b))) return;
+    if (failure != HD_OK)
+        hd_generation_fail(c, failure, g->failure_text);
+    else if (has_overflowed(g))
+        hd_generation_fail(c, HD_E_TOO_LARGE, "the answer is too large to collect: use 'stream'");
+    else if (g->n_open == 0)
+        send_last(c);
+}

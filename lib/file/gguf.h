@@ -29,6 +29,8 @@ void hd_gguf_raw(const hd_gguf *g, size_t ix, uint32_t *type, hd_str *bytes);
 /* Writer: set metadata, declare every tensor, begin, then give the data in declaration order. */
 typedef struct hd_gguf_writer hd_gguf_writer;
 HD_MUST_CHECK hd_status hd_gguf_create(const char *path, hd_gguf_writer **out);
+/* The file written to until it is finished (for a signal handler to remove). */
+const char *hd_gguf_temporary(const hd_gguf_writer *w);
 void hd_gguf_set_u32(hd_gguf_writer *w, const char *key, uint32_t v);
 void hd_gguf_set_i32(hd_gguf_writer *w, const char *key, int32_t v);
 void hd_gguf_set_f32(hd_gguf_writer *w, const char *key, float v);

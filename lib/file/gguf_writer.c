@@ -64,6 +64,8 @@ hd_status hd_gguf_create(const char *path, hd_gguf_writer **out) {
     return HD_OK;
 }
 
+const char *hd_gguf_temporary(const hd_gguf_writer *w) { return w->temporary; }
+
 static void put_u32(hd_buf *b, uint32_t v) { hd_buf_add(b, &v, sizeof v); }
 static void put_u64(hd_buf *b, uint64_t v) { hd_buf_add(b, &v, sizeof v); }
 

@@ -131,6 +131,7 @@ static void end_job(hd_loop *l, hd_job *j, enum hd_finish finish, hd_status stat
                                             [HD_FINISH_CANCELLED] = HD_M_FINISH_ABORT,
                                             [HD_FINISH_ERROR] = HD_M_FINISH_ERROR};
     j->is_ended = true;
+    if (j->is_submitted && status == HD_E_NUMERIC) hd_sched_distrust(l->sched, j->seq);
     if (j->is_submitted) hd_sched_finish(l->sched, j->seq);
     j->is_submitted = false;
     if (!j->is_admitted) hd_inbox_left(l->inbox, j->n_prompt);

@@ -24,6 +24,7 @@ struct entry {
     int32_t next;    /* in its bucket; -1: last */
     int32_t rank;    /* PROMISED */
     uint8_t kind;
+    bool is_hidden; /* INDEXED, but in no bucket */
 };
 
 struct hd_prefix {
@@ -137,14 +138,14 @@ static void unlink_entry(hd_prefix *x, int page) {
         at = &x->entry[*at].next;
     }
     *at = e->next;
-    e->kind = NONE;
 }
 
 static void evict(hd_prefix *x, int page) {
     struct entry *e = entry_at(x, page);
     HD_ASSERT(e->kind == INDEXED && e->n_child == 0);
     if (e->parent >= 0) entry_at(x, e->parent)->n_child--;
-    unlink_entry(x, page);
+    if (!e->is_hidden) unlink_entry(x, page);
+    e->kind = NONE;
     hd_pages_drop(x->pages, page);
 }
 
@@ -157,9 +158,23 @@ int hd_prefix_take(hd_prefix *x) {
     return hd_pages_take(x->pages);
 }
 
+static void end_promise(hd_prefix *x, int page) {
+    struct entry *e = entry_at(x, page);
+    if (e->kind != PROMISED) return;
+    unlink_entry(x, page);
+    e->kind = NONE;
+}
+
 void hd_prefix_release(hd_prefix *x, int page) {
-    if (entry_at(x, page)->kind == PROMISED) unlink_entry(x, page);
+    end_promise(x, page);
     hd_pages_unref(x->pages, page, x->entry[page].kind == INDEXED);
+}
+
+void hd_prefix_hide(hd_prefix *x, int page) {
+    struct entry *e = entry_at(x, page);
+    HD_ASSERT(e->kind == INDEXED);
+    if (!e->is_hidden) unlink_entry(x, page);
+    e->is_hidden = true;
 }
 
 void hd_prefix_drop_cached(hd_prefix *x) {
@@ -202,7 +217,7 @@ int hd_prefix_publish(hd_prefix *x, int page, const hd_prefix_content *c) {
         hd_prefix_release(x, page);
         return twin;
     }
-    if (e->kind == PROMISED) unlink_entry(x, page);
+    end_promise(x, page);
     *e = (struct entry){.key = key,
                         .fp = fp_of(x, key, c->form),
                         .salt = c->salt,
@@ -339,7 +354,9 @@ static bool are_twins(const hd_prefix *x, int a, int b) {
 
 static void check_table(const hd_prefix *x, int kind) {
     int n_entry = 0, n_linked = 0;
-    for (int i = 0; i < x->n_page; i++) n_entry += x->entry[i].kind == kind;
+    for (int i = 0; i < x->n_page; i++) {
+        n_entry += x->entry[i].kind == kind && !x->entry[i].is_hidden;
+    }
     for (uint32_t i = 0; i < x->n_bucket; i++) {
         for (int p = x->table[kind][i]; p >= 0; p = x->entry[p].next) {
             HD_ASSERT(x->entry[p].kind == kind && ++n_linked <= n_entry);

@@ -55,6 +55,9 @@ void hd_prefix_promise(hd_prefix *x, int page, const hd_prefix_content *c, int r
  * to it. */
 int hd_prefix_publish(hd_prefix *x, int page, const hd_prefix_content *c);
 
+/* An indexed page is found no more, and so is nothing behind it; who holds it keeps it. */
+void hd_prefix_hide(hd_prefix *x, int page);
+
 typedef struct hd_prefix_ask {
     uint64_t salt;
     const int32_t *token; /* [n_page * page_tok] */

@@ -294,6 +294,10 @@ void hd_sched_finish(hd_sched *s, hd_seq *q) {
     q->state = HD_SEQ_DONE;
 }
 
+void hd_sched_distrust(hd_sched *s, hd_seq *q) {
+    for (int i = 0; i < q->n_indexed; i++) hd_prefix_hide(s->prefix, q->page[i]);
+}
+
 void hd_sched_get_stats(const hd_sched *s, hd_sched_stats *out) {
     int n_free = hd_pages_n_free(s->pages), n_cached = hd_pages_n_cached(s->pages);
     *out = (hd_sched_stats){.n_waiting = s->n_waiting,

@@ -111,6 +111,10 @@ void hd_sched_append(hd_sched *s, hd_seq *q, int32_t token);
  * commit: its pages are released. */
 void hd_sched_finish(hd_sched *s, hd_seq *q);
 
+/* The numbers of a submitted sequence are wrong (not finite): no page that it holds is reused from
+ * now on, by nobody. Follow with hd_sched_finish. */
+void hd_sched_distrust(hd_sched *s, hd_seq *q);
+
 typedef struct hd_sched_stats {
     int n_waiting, n_running, n_page, n_page_free, n_page_cached, n_page_used;
     int64_t waiting_tok; /* known tokens of waiting sequences */

@@ -2,19 +2,16 @@
  * beginnings, cancels in every state, failed steps, pools so small that sequences are preempted.
  *
  * After every step all invariants hold and all KV that was read is what it should be; in the end
- * each request has got exactly its tokens, once and in order, and every page is free. Seeds:
- * `test_sim FIRST COUNT`, or HADAL_SIM_SEEDS=COUNT. A failure prints the line that repeats it. */
+ * each request has got exactly its tokens, once and in order, and every page is free. How to run
+ * other seeds: support/seeds.h. */
 #include "support/check.h"
 #include "support/fake_dev.h"
+#include "support/seeds.h"
 
 #include "base/mem.h"
 #include "sched/sched.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { N_FAMILY = 4, FAMILY_TOK = 200, LIVE_MAX = 64, STEP_MAX = 200000 };
 
@@ -40,14 +37,11 @@ struct sim {
     int n_live;
     int n_left; /* requests to arrive */
     double arrive_p, cancel_p, fail_p;
-    int prompt_max, new_max, n_salt, n_priority;
+    int prompt_max, new_max, n_salt, n_priority, n_family;
     int32_t family[N_FAMILY][FAMILY_TOK];
     int32_t *next;
     uint64_t prompt_tok, hit_tok, n_finished, n_cancelled, n_busy, n_failed, n_tok_run;
 };
-
-static long first_seed = 1, n_seed = 400;
-static volatile long seed_now;
 
 static void choose_config(struct sim *m) {
     test_rng *r = &m->rng;
@@ -75,6 +69,7 @@ static void choose_config(struct sim *m) {
     m->new_max = rng_int(r, 1, rng_chance(r, 0.3) ? 4 : c->n_pos_max);
     m->n_salt = rng_int(r, 1, 2);
     m->n_priority = rng_int(r, 1, 3);
+    m->n_family = N_FAMILY;
     if (rng_chance(r, 0.4)) { /* short prompts, long answers, few pages: sequences outgrow them */
         c->n_pos_max = rng_int(r, 30, 150);
         c->n_seq_max = rng_int(r, 3, 12);
@@ -82,6 +77,9 @@ static void choose_config(struct sim *m) {
         m->prompt_max = rng_int(r, 1, c->n_pos_max / 3);
         m->new_max = c->n_pos_max - m->prompt_max;
         m->arrive_p = 0.9;
+        /* Often the same beginning in both forms: a few tokens absorbed, many expanded. */
+        c->expand_min = rng_int(r, 1, m->prompt_max);
+        m->n_family = rng_int(r, 1, N_FAMILY);
     }
     int n_token = rng_chance(r, 0.5) ? 2 : FAKE_N_VOCAB; /* 2: beginnings often agree by chance */
     for (int f = 0; f < N_FAMILY; f++) {
@@ -113,7 +111,7 @@ static struct request *make_request(struct sim *m) {
     r->salt = (uint64_t)rng_int(g, 0, m->n_salt - 1);
     r->prompt = hd_alloc_zero((size_t)r->n_prompt, sizeof *r->prompt);
     r->form = hd_alloc_zero((size_t)r->n_prompt, sizeof *r->form);
-    const int32_t *family = m->family[rng_int(g, 0, N_FAMILY - 1)];
+    const int32_t *family = m->family[rng_int(g, 0, m->n_family - 1)];
     int n_shared = rng_chance(g, 0.2) ? r->n_prompt : rng_int(g, 0, r->n_prompt);
     for (int i = 0; i < r->n_prompt; i++) {
         r->prompt[i] = i < n_shared ? family[i % FAMILY_TOK] : rng_int(g, 0, FAKE_N_VOCAB - 1);
@@ -321,7 +319,8 @@ struct totals {
         prompt;
 };
 
-static void run_seed(uint64_t seed, struct totals *t) {
+static void run_seed(uint64_t seed, void *totals) {
+    struct totals *t = totals;
     struct sim m;
     sim_init(&m, seed);
     for (int n_step = 0; m.n_left > 0 || m.n_live > 0; n_step++) {
@@ -342,44 +341,27 @@ static void run_seed(uint64_t seed, struct totals *t) {
     sim_fini(&m);
 }
 
-static void on_abort(int signal_number) {
-    (void)signal_number;
-    char line[100];
-    int n = snprintf(line, sizeof line, "repeat with: test_sim %ld 1\n", seed_now);
-    if (write(2, line, (size_t)n) < 0) _exit(3);
-}
-
 static void every_request_gets_its_tokens(void **state) {
     (void)state;
     struct totals t = {0};
-    for (long i = 0; i < n_seed; i++) {
-        seed_now = first_seed + i;
-        run_seed((uint64_t)seed_now, &t);
-    }
-    print_message("seeds %ld..%ld: %llu finished, %llu cancelled, %llu refused, %llu steps failed, "
+    seeds_run(run_seed, &t);
+    print_message("%llu finished, %llu cancelled, %llu refused, %llu steps failed, "
                   "%llu preemptions, %llu rows, %llu recomputed, %llu of %llu prompt tokens hit\n",
-                  first_seed, first_seed + n_seed - 1, (unsigned long long)t.n_finished,
-                  (unsigned long long)t.n_cancelled, (unsigned long long)t.n_busy,
-                  (unsigned long long)t.n_failed, (unsigned long long)t.n_preempt,
-                  (unsigned long long)t.n_tok_run, (unsigned long long)t.recomputed,
-                  (unsigned long long)t.hit, (unsigned long long)t.prompt);
-    if (n_seed < 100) return;
+                  (unsigned long long)t.n_finished, (unsigned long long)t.n_cancelled,
+                  (unsigned long long)t.n_busy, (unsigned long long)t.n_failed,
+                  (unsigned long long)t.n_preempt, (unsigned long long)t.n_tok_run,
+                  (unsigned long long)t.recomputed, (unsigned long long)t.hit,
+                  (unsigned long long)t.prompt);
+    if (seeds_count() < 100) return;
     /* The seeds are worth something only if they reach all this. */
     assert_true(t.n_finished > 0 && t.n_cancelled > 0 && t.n_busy > 0 && t.n_failed > 0);
     assert_true(t.n_preempt > 100 && t.hit > 0 && t.hit < t.prompt && t.recomputed > 0);
 }
 
 int main(int argc, char **argv) {
-    const char *env = getenv("HADAL_SIM_SEEDS");
-    if (env) n_seed = strtol(env, NULL, 10);
-    if (argc > 1) first_seed = strtol(argv[1], NULL, 10);
-    if (argc > 1) n_seed = argc > 2 ? strtol(argv[2], NULL, 10) : 1;
-    struct sigaction action = {.sa_handler = on_abort};
-    sigaction(SIGABRT, &action, NULL);
+    seeds_init(argc, argv, 400);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_request_gets_its_tokens),
     };
-    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
-    if (n_failed > 0) fprintf(stderr, "repeat with: test_sim %ld 1\n", seed_now);
-    return n_failed;
+    return seeds_end(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -40,7 +40,7 @@ static int deepest(const hd_prefix *x, const hd_prefix_ask *ask, int parent, int
     int best = depth;
     for (int p = 0; depth < ask->n_page && p < N_PAGE; p++) {
         if (!hd_prefix_is_indexed(x, p) || hd_prefix_parent(x, p) != parent) continue;
-        if (x->entry[p].salt != ask->salt) continue;
+        if (x->entry[p].is_hidden || x->entry[p].salt != ask->salt) continue;
         size_t at = (size_t)depth * PAGE_TOK;
         if (memcmp(hd_prefix_tokens(x, p), ask->token + at, PAGE_TOK * sizeof(int32_t)) != 0)
             continue;
@@ -124,6 +124,8 @@ static void random_chains(uint64_t mask, int n_op) {
         if (!c->live) {
             start_chain(x, pages, &r, c);
         } else if (rng_chance(&r, 0.15)) {
+            bool hide = rng_chance(&r, 0.1);
+            for (int i = 0; hide && i < c->n_indexed; i++) hd_prefix_hide(x, c->page[i]);
             end_chain(x, c);
         } else if (c->n_indexed < c->n_page) {
             hd_prefix_content content = content_of(c, c->n_indexed);

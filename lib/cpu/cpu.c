@@ -5,13 +5,17 @@
 #include "base/mem.h"
 
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 /* ---- Opening ---- */
 
 static bool has_avx2(void) {
 #if defined(__x86_64__)
+    unsigned eax, ebx, ecx = 0, edx; /* clang 14 does not know "f16c" */
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+           __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 #else
     return false;
 #endif

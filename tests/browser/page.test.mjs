@@ -1,8 +1,7 @@
 // The page in Debian's Chromium, against a real server: what a person does with it. Screenshots of
 // the last run are kept in the build folder, in browser/.
 import assert from 'node:assert/strict';
-import { existsSync, mkdirSync, mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { existsSync, mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { after, before, test } from 'node:test';
 import { chromium } from 'playwright-core';
@@ -14,31 +13,31 @@ const CHROMIUM = ['/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/go
 const ARGS = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking',
     '--disable-component-update', '--disable-sync'];
 
-let server;
+let server, browser;
 
 before(async () => {
     assert.ok(CHROMIUM, 'Chromium is not installed: apt-get install chromium');
     mkdirSync(SHOTS, { recursive: true });
+    browser = await chromium.launch({ executablePath: CHROMIUM, args: ARGS }); // with a new profile
     server = await startServer();
     const page = await (await fetch(server.url)).text();
     assert.match(page, /app\.js/, 'the server was built without the page (its build log says why)');
 });
 after(async () => {
+    await browser?.close();
     await server?.idle();
     await server?.stop();
 });
 
-/** Opens the page in a browser of its own, runs act, and fails on what no page may do. */
-async function withPage(url, options, act) {
-    const profile = mkdtempSync(join(tmpdir(), 'hadal-browser-'));
-    const context = await chromium.launchPersistentContext(profile, {
-        executablePath: CHROMIUM, headless: true, args: ARGS, viewport: { width: 1280, height: 800 }, ...options });
+/** Opens the page with empty storage, runs act, and fails on what no page may do. */
+async function withPage(url, { expected, ...options }, act) {
+    const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, ...options });
     try {
-        const page = context.pages()[0] ?? (await context.newPage());
+        const page = await context.newPage();
         page.setDefaultTimeout(30_000);
         const faults = [];
         // Chromium logs every HTTP error itself; pages that provoke one name its status.
-        const isExpected = (text) => options.expected && text.includes(`status of ${options.expected}`);
+        const isExpected = (text) => expected && text.includes(`status of ${expected}`);
         page.on('console', (m) => ['error', 'warning'].includes(m.type()) && !isExpected(m.text()) && faults.push(`console: ${m.text()}`));
         page.on('pageerror', (e) => faults.push(`exception: ${e.message}`));
         page.on('dialog', (d) => (faults.push(`dialog: ${d.message()}`), d.dismiss()));
@@ -48,7 +47,6 @@ async function withPage(url, options, act) {
         assert.deepEqual(faults, []);
     } finally {
         await context.close();
-        rmSync(profile, { recursive: true, force: true });
     }
 }
 

@@ -98,6 +98,14 @@ static void write_model(hd_json *j, const hd_call *c, const char *id) {
     hd_json_int(j, info->n_param);
     hd_json_key(j, "size");
     hd_json_int(j, info->weight_bytes);
+    hd_json_key(j, "weight_format");
+    hd_json_str_c(j, info->weight_format);
+    hd_json_key(j, "backend");
+    hd_json_str_c(j, info->backend);
+    hd_json_key(j, "device");
+    hd_json_str_c(j, info->device);
+    hd_json_key(j, "can_think");
+    hd_json_bool(j, info->can_think);
     hd_json_object_end(j);
     hd_json_object_end(j);
 }

@@ -102,6 +102,7 @@ test('a question is answered with the API\'s words, and the charts draw it', asy
         assert.match(await page.locator('.stats').innerText(), /\d+ tokens.*tok\/s.*first token \d/s);
         await until('the charts to draw', async () => (await inkOf(page, /^Tokens per second/)) > 50 && (await inkOf(page, /^Requests and KV/)) > 20);
         await page.getByText('2,048 tokens', { exact: true }).waitFor();
+        await page.getByText(/^cpu, /).waitFor();
         await shot(page, 'story');
         // A second turn, by the send button, knows of the first.
         await page.getByLabel('Your question').fill('What is 12 + 30?');

@@ -6,6 +6,7 @@ import { Store } from './store.js';
 
 export const WINDOW_S = 60;
 const PERIOD_MS = 1000;
+const LEAST_S = 0.5; // samples closer than this would turn jitter into rates
 const GAP_S = 3; // a longer silence is drawn as a gap
 
 const NAMES = {
@@ -65,7 +66,6 @@ export class Monitor extends Store {
 
     async #tick() {
         this.#pause();
-        const started = performance.now();
         try {
             if (!this.state.model) await this.#identify();
             const text = await getText('/metrics', AbortSignal.timeout?.(5000));
@@ -76,7 +76,7 @@ export class Monitor extends Store {
         }
         if (document.hidden) return;
         this.#pause();
-        this.#timer = setTimeout(() => this.#tick(), Math.max(100, PERIOD_MS - (performance.now() - started)));
+        this.#timer = setTimeout(() => this.#tick(), PERIOD_MS);
     }
 
     async #identify() {
@@ -96,6 +96,7 @@ export class Monitor extends Store {
 
     #add(sample) {
         const last = this.#last;
+        if (last && sample.at - last.at < LEAST_S) return;
         this.#last = sample;
         if (!last) return this.set({ now: { ...sample, generated: 0, prompt: 0 } });
         const old = this.state.series;

@@ -25,7 +25,7 @@ function Server({ model, version }) {
             <${Fact} label="Parameters" value=${meta.n_params && formatParams(meta.n_params)} />
             <${Fact} label="Weights" value=${meta.weight_format} />
             <${Fact} label="Context" value=${model?.max_model_len && `${formatCount(model.max_model_len)} tokens`} />
-            <${Fact} label="Device" value=${meta.device} />
+            <${Fact} label="Device" value=${[meta.backend, meta.device].filter(Boolean).join(', ')} />
             <${Fact} label="hadal" value=${version} />
         </dl>
         <p class="links"><a href="/v1/models">Models</a><a href="/metrics">Metrics</a><a href="/health">Health</a><a href="/licenses.txt">Licences</a></p>

@@ -35,7 +35,12 @@ hd_status hd_fail_context(hd_status s, const char *fmt, ...) HD_PRINTF(2, 3);
 /* This thread's last error text; valid until the next hd_fail on this thread. Never NULL. */
 const char *hd_error_text(void);
 
-#define HD_FAIL(id, ...) hd_fail(HD_E_##id, __VA_ARGS__)
+/* Tells the compiler that a failure is one, so that it knows what HD_TRY lets pass to be set. */
+static inline hd_status hd_status_failed(hd_status s) {
+    if (s == HD_OK) __builtin_unreachable();
+    return s;
+}
+#define HD_FAIL(id, ...) hd_status_failed(hd_fail(HD_E_##id, __VA_ARGS__))
 #define HD_TRY(expr)                                                                               \
     do {                                                                                           \
         hd_status hd_try_s_ = (expr);                                                              \

@@ -40,7 +40,7 @@ static void add_value(hd_json *j, const char *kind, va_list *ap) {
     case 'd': hd_json_int(j, va_arg(*ap, int64_t)); break;
     case 'f': hd_json_num(j, va_arg(*ap, double)); break;
     case 'b': hd_json_bool(j, va_arg(*ap, int) != 0); break;
-    default: HD_ASSERT(!"log kind is s, d, f or b");
+    default: HD_ASSERT(0 && "log kind is s, d, f or b");
     }
 }
 

@@ -163,7 +163,7 @@ static hd_status set_value(const hd_opt_table *t, void *options, const hd_opt_ro
         *(double *)field = v;
         return HD_OK;
     }
-    HD_ASSERT(!"option kind");
+    HD_ASSERT(0 && "option kind");
     return HD_OK;
 }
 

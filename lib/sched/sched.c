@@ -29,8 +29,8 @@ hd_sched *hd_sched_new(const hd_sched_config *c) {
     s->pages = hd_pages_new(c->n_page);
     s->prefix = hd_prefix_new(s->pages, c->page_tok, c->model_key);
     size_t n_slot = (size_t)s->n_slot;
-    s->run = hd_alloc_zero(n_slot, sizeof *s->run);
-    s->flight = hd_alloc_zero(n_slot, sizeof *s->flight);
+    s->run = hd_alloc_zero(n_slot, sizeof(hd_seq *));
+    s->flight = hd_alloc_zero(n_slot, sizeof(hd_seq *));
     s->free_slot = hd_alloc_zero(n_slot, sizeof *s->free_slot);
     s->path = hd_alloc_zero((size_t)s->n_page_seq, sizeof *s->path);
     s->uses = hd_alloc_zero((size_t)c->n_page, sizeof *s->uses);
@@ -212,7 +212,7 @@ void hd_sched_stop(hd_sched *s, hd_seq *q) {
     int at = 0;
     while (s->run[at] != q) at++;
     s->n_run--;
-    memmove(&s->run[at], &s->run[at + 1], (size_t)(s->n_run - at) * sizeof *s->run);
+    memmove(&s->run[at], &s->run[at + 1], (size_t)(s->n_run - at) * sizeof(hd_seq *));
     s->free_slot[s->n_free_slot++] = q->slot;
     q->slot = -1;
     while (q->n_page > 0) hd_prefix_release(s->prefix, q->page[--q->n_page]);

@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 
+#include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -27,6 +28,7 @@ struct result { /* of one way to compute the prompts */
     int64_t n_logit;
     int n_arg_max, n_arg_max_equal, n_arg_max_wrong, n_greedy, n_greedy_equal, n_greedy_wrong;
     int n_row, n_row_equal;
+    uint64_t hash; /* of all prompt logits, whatever their order */
     double arg_max_margin[MISS_MAX], greedy_margin[MISS_MAX]; /* where it differed */
     int n_arg_max_miss, n_greedy_miss;
 };
@@ -160,6 +162,8 @@ static void compare_prompt(struct run *u, struct one_case *c, int pos, const flo
     if (u->is_first) c->row_hash[pos] = hash;
     r->n_row++;
     r->n_row_equal += c->row_hash[pos] == hash;
+    uint64_t key = (uint64_t)(c - u->cases) << 32 | (uint64_t)pos; /* rows come in any order */
+    r->hash += (hash ^ key * 0x9E3779B97F4A7C15u) * 0xBF58476D1CE4E5B9u;
     if (c->top1) {
         double margin;
         bool equal = hd_eval_arg_max(logits, n_vocab, &margin) == c->top1[pos];
@@ -232,10 +236,10 @@ static void print_result(const char *way, const struct result *r) {
            r->logit_max, r->n_logit ? r->logit_sum / (double)r->n_logit : 0, r->logit_max_relative,
            r->nll_max);
     printf("  %-14s arg-max %d of %d equal, %d wrong beyond the margin; greedy %d of %d, %d wrong; "
-           "%s\n",
+           "%s (logits hash %016" PRIx64 ")\n",
            "", r->n_arg_max_equal, r->n_arg_max, r->n_arg_max_wrong, r->n_greedy_equal, r->n_greedy,
            r->n_greedy_wrong,
-           r->n_row == r->n_row_equal ? "bit-equal" : "NOT bit-equal to the first way");
+           r->n_row == r->n_row_equal ? "bit-equal" : "NOT bit-equal to the first way", r->hash);
 }
 
 static void write_result(hd_json *j, const char *way, const struct result *r) {
@@ -263,6 +267,10 @@ static void write_result(hd_json *j, const char *way, const struct result *r) {
         hd_json_key(j, numbers[i].key);
         hd_json_num(j, numbers[i].value);
     }
+    char hash[17];
+    snprintf(hash, sizeof hash, "%016" PRIx64, r->hash);
+    hd_json_key(j, "logits_hash");
+    hd_json_str_c(j, hash);
     hd_json_object_end(j);
 }
 

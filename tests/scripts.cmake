@@ -13,6 +13,10 @@ if(HADAL_WEB_SOURCE)
     set_tests_properties(web_page PROPERTIES TIMEOUT 120)
 endif()
 
+# Subcommands as a person runs them.
+add_test(NAME tools_eval COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/eval.test.mjs)
+set_tests_properties(tools_eval PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT 600)
+
 # Suites with npm packages of their own: tests/NAME is copied to build/*/npm/NAME and installed there
 # by the fixture npm_NAME; then node runs a file of it.
 find_program(NPM_PROGRAM npm)

@@ -1,0 +1,101 @@
+// `hadal eval` as a person runs it: cases, the golden file, a text against itself, refusals; and the
+// same bits from a safetensors folder and the GGUF made of it.
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { after, test } from 'node:test';
+
+const bin = process.env.HADAL_BIN, source = process.env.HADAL_SOURCE_DIR;
+assert.ok(bin && source, 'HADAL_BIN and HADAL_SOURCE_DIR name the program and the checkout');
+const folder = mkdtempSync(path.join(tmpdir(), 'hadal-eval-'));
+after(() => rmSync(folder, { recursive: true }));
+
+const at = (name) => path.join(source, 'tests/golden', name);
+const run = (...args) => spawnSync(bin, args, { encoding: 'utf8' });
+function evaluate(...args) {
+  const r = run('eval', ...args, '--json');
+  assert.equal(r.status, 0, r.stderr);
+  return JSON.parse(r.stdout);
+}
+function refuse(status, pattern, ...args) {
+  const r = run('eval', ...args);
+  assert.equal(r.status, status, r.stdout + r.stderr);
+  assert.match(r.stderr, pattern);
+}
+
+for (const family of ['v3', 'v3-yarn-mscale-pair']) {
+  const cases = ['--backend', 'ref', '--cases', at(`families/${family}/cases.json`)];
+
+  test(`${family}: whole, in chunks and token by token are the reference`, () => {
+    const { cases: ways } = evaluate(at(`families/${family}`), ...cases);
+    assert.deepEqual(ways.map((w) => w.way), ['whole', 'chunks of 7', 'token by token']);
+    for (const w of ways) {
+      assert.ok(w.logit_max_error_over_std < 1e-4, `${w.way}: ${w.logit_max_error_over_std}`);
+      assert.equal(w.arg_max_wrong + w.greedy_wrong, 0);
+      assert.equal(w.arg_max, 1 + 5 + 17 + 64 + 150);
+      assert.equal(w.greedy, 24);
+      assert.equal(w.rows_bit_equal, w.rows);
+      assert.equal(w.logits_hash, ways[0].logits_hash);
+    }
+  });
+
+  test(`${family}: a GGUF of the same weights gives the same bits`, () => {
+    const gguf = path.join(folder, `${family}.gguf`);
+    const made = run('convert', at(`families/${family}`), gguf);
+    assert.equal(made.status, 0, made.stderr);
+    const hash = (model, form) => evaluate(model, ...cases, '--form', form).cases[0].logits_hash;
+    for (const form of ['absorbed', 'expanded'])
+      assert.equal(hash(gguf, form), hash(at(`families/${family}`), form));
+    assert.notEqual(hash(gguf, 'absorbed'), hash(gguf, 'expanded'));
+  });
+}
+
+test('mini: golden file', () => {
+  const { golden } = evaluate('mini', '--backend', 'ref', '--golden', at('mini/golden.json'));
+  assert.ok(golden.logit_max_error < 1e-3, golden.logit_max_error);
+  assert.equal(golden.prompts, 26);
+  assert.equal(golden.greedy_prompts_equal, 26);
+  assert.equal(golden.greedy_equal, golden.greedy);
+  assert.equal(golden.texts, 36);
+  assert.equal(golden.texts_equal, 36);
+});
+
+test('mini: perplexity, and divergence from kept logits', () => {
+  const logits = path.join(folder, 'logits');
+  const text = ['mini', '--backend', 'ref', '--perplexity', at('mini/heldout.txt'), '--limit', '200',
+    '--context', '128'];
+  const first = evaluate(...text, '--save-logits', logits).perplexity;
+  assert.equal(first.tokens, 200);
+  assert.equal(first.stride, 64);
+  assert.ok(Math.abs(first.perplexity - Math.exp(first.nll / 200)) < 1e-6);
+  // Other batches and the other form: the same windows, next to the same numbers.
+  const second = evaluate(...text, '--against', logits, '--max-num-batched-tokens', '37').perplexity;
+  assert.equal(second.nll, first.nll);
+  assert.equal(second.kl_mean, 0);
+  const other = evaluate(...text, '--against', logits, '--form', 'absorbed').perplexity;
+  assert.ok(other.kl_mean < 1e-9 && other.logit_max_error > 0 && other.logit_max_error < 1e-3);
+  // Windows that overlap less know less.
+  const apart = evaluate(...text, '--stride', '127').perplexity;
+  assert.ok(apart.nll > first.nll && apart.nll < 1.2 * first.nll);
+  refuse(1, /another text or setting.*stride 32/, ...text, '--against', logits, '--stride', '32');
+  refuse(1, /stride 128: expected 1 <= stride < context/, ...text, '--stride', '128');
+});
+
+test('what cannot be done is said', () => {
+  const v3 = at('families/v3'), cases = at('families/v3/cases.json');
+  refuse(2, /nothing to do/, v3);
+  refuse(2, /one model/, v3, v3, '--plan');
+  refuse(1, /no tokenizer/, v3, '--perplexity', at('mini/heldout.txt'));
+  refuse(1, /context has 64/, v3, '--backend', 'ref', '--max-model-len', '64', '--cases', cases);
+  refuse(1, /cases: expected a list/, v3, '--backend', 'ref', '--cases', at('mini/golden.json'));
+  refuse(1, /heldout.txt: line 1/, v3, '--backend', 'ref', '--cases', at('mini/heldout.txt'));
+  refuse(1, /not in the vocabulary/, v3, '--backend', 'ref', '--golden', at('mini/golden.json'));
+});
+
+test('the plan names op, format and layers', () => {
+  const r = run('eval', at('families/v3'), '--backend', 'ref', '--plan');
+  assert.equal(r.status, 0, r.stderr);
+  assert.match(r.stdout, /^moe +1-3 +ffn_down_exps.weight +BF16 +16 x \[64, 48\] +ref$/m);
+});

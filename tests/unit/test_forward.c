@@ -7,15 +7,17 @@
 
 #include <dirent.h>
 #include <jansson.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Largest logit error over the reference's standard deviation, by backend. */
 static const struct {
     const char *backend;
     double bound;
-} backends[] = {{"ref", 1e-4}};
+} backends[] = {{"ref", 1e-4}, {"cpu", 1e-4}};
 
 /* Every folder of tests/golden/families, by name. */
 enum { FAMILY_MAX = 32 };
@@ -398,6 +400,68 @@ static void impossible_options_are_refused(void **state) {
     close_family(&l);
 }
 
+/* A folder with v3's weights whose config.json says that the output matrix is token_embd. */
+static void make_tied(char folder[64]) {
+    char path[128],
+        *config = test_read_file(test_path("tests/golden/families/v3/config.json"), NULL);
+    snprintf(folder, 64, "/tmp/hadal-tied-XXXXXX");
+    assert_non_null(mkdtemp(folder));
+    char *untied = strstr(config, "\"tie_word_embeddings\": false");
+    assert_non_null(untied);
+    memcpy(strstr(untied, "false"), "true ", 5);
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_true(fputs(config, f) >= 0);
+    fclose(f);
+    free(config);
+    char target[PATH_MAX];
+    assert_non_null(realpath(test_path("tests/golden/families/v3/model.safetensors"), target));
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    assert_int_equal(symlink(target, path), 0);
+}
+static void remove_tied(const char *folder) {
+    char path[128];
+    const char *const names[] = {"config.json", "model.safetensors"};
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+        unlink(path);
+    }
+    rmdir(folder);
+}
+
+static const void *embedding_rows;
+static void keep_embedding(void *ctx, const struct hd_op_head *a) {
+    (void)ctx;
+    embedding_rows = a->w->mat[0];
+    assert_string_equal(a->w->name, "token_embd.weight");
+    memset(a->logits, 0, sizeof *a->logits);
+}
+
+static void a_tied_output_reads_the_embedding(void **state) {
+    (void)state;
+    char folder[64];
+    make_tied(folder);
+    loaded l = open_family("ref", "v3", HD_F32);
+    hd_checkpoint *tied;
+    assert_ok(hd_checkpoint_open(folder, &tied));
+    hd_dev_ops ops = *l.dev.ops;
+    ops.head = keep_embedding;
+    hd_dev dev = {.ops = &ops, .ctx = l.dev.ctx};
+    hd_model *m;
+    assert_ok(hd_model_open(tied, &dev, &l.opt, NULL, NULL, &m));
+    loaded t = {.opt = l.opt, .model = m, .n_vocab = l.n_vocab};
+    int32_t id[] = {5};
+    free(logits_of(&t, id, 1, (way){HD_MLA_ABSORBED, 0, 0, 1}));
+    assert_ptr_equal(embedding_rows, hd_checkpoint_find(tied, "model.embed_tokens.weight")->data);
+    size_t head_bytes = 320 * 64 * 2; /* counted once */
+    assert_int_equal(hd_model_weight_bytes(l.model) - hd_model_weight_bytes(m), head_bytes);
+    hd_model_close(m);
+    hd_checkpoint_close(tied);
+    close_family(&l);
+    remove_tied(folder);
+}
+
 static int last_done, last_all;
 static void on_progress(void *user, int done, int all) {
     assert_ptr_equal(user, &last_done);
@@ -443,6 +507,7 @@ int main(void) {
         cmocka_unit_test(a_missing_format_is_named_at_load),
         cmocka_unit_test(a_failed_prepare_releases_what_was_prepared),
         cmocka_unit_test(impossible_options_are_refused),
+        cmocka_unit_test(a_tied_output_reads_the_embedding),
         cmocka_unit_test(sizes_and_plan_are_told),
     };
     return cmocka_run_group_tests(tests, list_families, NULL);

@@ -17,9 +17,10 @@
  * of them gets a row. A sequence is admitted when a slot is free and the pool holds all pages of
  * its known tokens, and beyond them what the running sequences will take over a horizon of next
  * tokens, which grows with each preemption and shrinks as sequences end: so that preemption does
- * not thrash. A sequence blocked by pages blocks those behind it. A decoding sequence that finds no
- * page preempts the last in (priority, order of submission), itself if it is that: the first one
- * always advances. A preempted sequence returns to the front of its priority and is computed again.
+ * not thrash. A sequence blocked by pages blocks those behind it. The step that admits a sequence
+ * computes rows of it. A decoding sequence that finds no page preempts the last in (priority, order
+ * of submission), itself if it is that: the first one always advances. A preempted sequence returns
+ * to the front of its priority and is computed again.
  *
  * A prompt is matched against the prefix index when admitted; whole pages are reused, never the
  * last known token. When a running sequence of equal or more urgent priority is about to compute

@@ -163,6 +163,14 @@ static void start(hd_sched *s, struct plan *p, hd_seq *q, int n_hit) {
     if (p->growth_page >= 0) p->growth_page += growth_of(s, q);
 }
 
+/* Unchunked: whether n_row prompt rows have to wait until a step has room for all of them, which is
+ * the next one then. */
+static bool waits_for_step(hd_sched *s, const struct plan *p, int n_row) {
+    if (s->c.chunked || n_row <= p->n_left || n_row > s->c.n_row_max) return false;
+    s->prompts_next = true;
+    return true;
+}
+
 enum admission { ADMITTED, PASSED_OVER, BLOCKED };
 
 static enum admission admit(hd_sched *s, struct plan *p, hd_seq *q) {
@@ -179,6 +187,7 @@ static enum admission admit(hd_sched *s, struct plan *p, hd_seq *q) {
         if (q->wait.page >= 0) return PASSED_OVER;
     }
     if (!has_room(s, p, q, n_hit)) return BLOCKED;
+    if (waits_for_step(s, p, q->n_tok - n_hit * s->c.page_tok)) return BLOCKED;
     start(s, p, q, n_hit);
     return ADMITTED;
 }
@@ -190,12 +199,8 @@ static enum admission admit(hd_sched *s, struct plan *p, hd_seq *q) {
 static bool add_chunk(hd_sched *s, struct plan *p, hd_seq *q) {
     int n_row = hd_seq_n_wanted(q);
     if (n_row == 0) return true;
-    if (s->c.chunked) {
-        if (s->c.chunk_max > 0) n_row = min_int(n_row, s->c.chunk_max);
-    } else if (n_row > p->n_left && n_row <= s->c.n_row_max) {
-        s->prompts_next = true;
-        return false;
-    }
+    if (waits_for_step(s, p, n_row)) return false;
+    if (s->c.chunked && s->c.chunk_max > 0) n_row = min_int(n_row, s->c.chunk_max);
     add_rows(s, p, q, min_int(n_row, p->n_left));
     return true;
 }

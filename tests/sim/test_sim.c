@@ -206,6 +206,18 @@ static void check_forms(struct sim *m, struct request *r) {
     }
 }
 
+/* The step that admits a sequence computes rows of it. */
+static void check_admitted(struct sim *m) {
+    int n_admitted = 0;
+    for (int i = 0; i < m->n_live; i++) {
+        n_admitted += hd_seq_admitted_ns(m->live[i]->seq) == m->now_ns;
+    }
+    for (int i = 0; i < m->b.n_seq; i++) {
+        n_admitted -= hd_seq_admitted_ns(hd_sched_seq_at(m->s, &m->b, i)) == m->now_ns;
+    }
+    assert_int_equal(n_admitted, 0);
+}
+
 /* Before the run: what the batch says of each sequence agrees with the sequence. */
 static void check_batch(struct sim *m) {
     hd_batch_check(&m->b);
@@ -279,6 +291,7 @@ static void step(struct sim *m) {
     assert_true(n_row > 0 || m->n_live == 0); /* work is always done when there is any */
     assert_true(n_row <= m->c.n_row_max);
     check_batch(m);
+    check_admitted(m);
     m->n_tok_run += (uint64_t)n_row;
     maybe_cancel(m);
     arrive(m);

@@ -372,7 +372,7 @@ static void every_request_gets_its_tokens(void **state) {
 }
 
 int main(int argc, char **argv) {
-    seeds_init(argc, argv, 400);
+    seeds_init(argc, argv, 600);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_request_gets_its_tokens),
     };

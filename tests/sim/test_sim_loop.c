@@ -306,7 +306,7 @@ static void every_request_is_told_its_tokens_and_one_end(void **state) {
 }
 
 int main(int argc, char **argv) {
-    seeds_init(argc, argv, 400);
+    seeds_init(argc, argv, 600);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_request_is_told_its_tokens_and_one_end),
     };

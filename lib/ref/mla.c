@@ -60,7 +60,7 @@ void hd_ref_op_mla_qkv(void *ctx, const struct hd_op_mla_qkv *a) {
 static void read_cache(struct hd_ref *r, const struct hd_op_mla_attn *a, int s, int n_pos) {
     const hd_batch *b = a->batch;
     const int32_t *page = b->page + b->seq_page0[s];
-    size_t width = (size_t)(a->n_c + a->n_rope);
+    size_t width = (size_t)a->n_c + (size_t)a->n_rope;
     size_t row_bytes = hd_format_bytes(a->kv_format, width);
     for (int t = 0; t < n_pos; t++) {
         size_t row = (size_t)page[t / b->page_tok] * (size_t)b->page_tok;
@@ -78,7 +78,7 @@ static void expand_head(struct hd_ref *r, const struct hd_op_mla_attn *a, int h,
         for (int i = 0; i < a->n_nope; i++)
             r->k_b_t[(size_t)i * (size_t)a->n_c + (size_t)j] = r->weight_row[i];
     }
-    size_t width = (size_t)(a->n_c + a->n_rope);
+    size_t width = (size_t)a->n_c + (size_t)a->n_rope;
     for (size_t t = 0; t < (size_t)n_pos; t++)
         for (int i = 0; i < a->n_nope; i++)
             r->k[t * (size_t)a->n_nope + (size_t)i] = (float)hd_ref_dot(
@@ -93,7 +93,7 @@ static void expand_head(struct hd_ref *r, const struct hd_op_mla_attn *a, int h,
 
 static void attend_expanded(struct hd_ref *r, const struct hd_op_mla_attn *a, const float *q,
                             int n_pos, float *out) {
-    size_t width = (size_t)(a->n_c + a->n_rope);
+    size_t width = (size_t)a->n_c + (size_t)a->n_rope;
     for (size_t t = 0; t < (size_t)n_pos; t++) {
         double s = hd_ref_dot(q, r->k + t * (size_t)a->n_nope, a->n_nope);
         s += hd_ref_dot(q + a->n_nope, r->latent + t * width + a->n_c, a->n_rope);

@@ -106,19 +106,34 @@ hd_status hd_tokenizer_put_vocab(hd_tokenizer *t, int32_t id, hd_str symbols) {
     return HD_OK;
 }
 
-/* The content is in the vocabulary under this id: marks that token. */
-static bool mark_vocab(hd_tokenizer *t, int32_t id, hd_str content) {
+/* The token of this id is the vocabulary's, and is written like content. */
+static bool is_vocab(const hd_tokenizer *t, int32_t id, hd_str content) {
     char raw[2 * HD_TOKEN_BYTES_MAX];
     hd_str bytes = {raw, 0};
-    struct hd_token *k = &t->token[id];
+    const struct hd_token *k = &t->token[id];
     if (!k->flags || k->flags & HD_TOKEN_ADDED) return false;
     if (k->flags & HD_TOKEN_LITERAL || !bytes_of(content, raw, &bytes.len)) bytes = content;
     return hd_str_eq(bytes, (hd_str){k->ptr, k->len});
 }
 
+/* The id of text in the byte alphabet; -1 when no token has these bytes. */
+static int32_t id_of(const hd_tokenizer *t, hd_str symbols) {
+    char raw[2 * HD_TOKEN_BYTES_MAX];
+    hd_str bytes = {raw, 0};
+    uint64_t id;
+    if (symbols.len > sizeof raw || !bytes_of(symbols, raw, &bytes.len)) return -1;
+    return hd_map_get(t->by_bytes, bytes, &id) ? (int32_t)id : -1;
+}
+
 hd_status hd_tokenizer_put_added(hd_tokenizer *t, int32_t id, hd_str content, bool special) {
     HD_TRY(check_new(t, id, content));
-    if (t->token[id].flags && !mark_vocab(t, id, content)) return id_taken(t, id, content);
+    if (t->token[id].flags && !is_vocab(t, id, content)) return id_taken(t, id, content);
+    uint64_t text_id;
+    int32_t other = id_of(t, content);
+    if (other < 0 && hd_map_get(t->by_text, content, &text_id)) other = (int32_t)text_id;
+    if (other >= 0 && other != id && !(t->token[other].flags & HD_TOKEN_ADDED))
+        return HD_FAIL(CORRUPT, "%s: added token \"%.*s\" has id %d, in the vocabulary it has %d",
+                       t->name, SHOW(content), id, other);
     uint32_t flags = HD_TOKEN_PRESENT | HD_TOKEN_ADDED | (special ? HD_TOKEN_SPECIAL : 0u);
     if (!hd_added_put(t->added, content, id))
         return HD_FAIL(CORRUPT, "%s: added token \"%.*s\" is there twice", t->name, SHOW(content));
@@ -133,15 +148,6 @@ hd_status hd_tokenizer_put_added(hd_tokenizer *t, int32_t id, hd_str content, bo
         hd_map_put(t->by_bytes, (hd_str){hd_arena_strndup(t->arena, raw, n_raw), n_raw},
                    (uint64_t)id);
     return HD_OK;
-}
-
-/* The id of text in the byte alphabet; -1 when no token has these bytes. */
-static int32_t id_of(const hd_tokenizer *t, hd_str symbols) {
-    char raw[2 * HD_TOKEN_BYTES_MAX];
-    hd_str bytes = {raw, 0};
-    uint64_t id;
-    if (symbols.len > sizeof raw || !bytes_of(symbols, raw, &bytes.len)) return -1;
-    return hd_map_get(t->by_bytes, bytes, &id) ? (int32_t)id : -1;
 }
 
 hd_status hd_tokenizer_put_merge(hd_tokenizer *t, hd_str left, hd_str right) {

@@ -147,6 +147,8 @@ static const struct bad_case {
     {"added_tokens", "+", "{\"id\":300,\"content\":\"<x>\"}", HD_E_CORRUPT,
      "id 300 is given to two tokens, \"<s>\" and \"<x>\""},
     {"added_tokens", "+", "{\"id\":256,\"content\":\"<x>\"}", HD_E_CORRUPT, "id 256 is given"},
+    {"added_tokens", "+", "{\"id\":301,\"content\":\"ab\"}", HD_E_CORRUPT,
+     "added token \"ab\" has id 301, in the vocabulary it has 256"},
     {"added_tokens/0", "lstrip", "true", HD_E_UNSUPPORTED, "\"<s>\" is lstrip"},
     {"added_tokens/0", "single_word", "true", HD_E_UNSUPPORTED, "\"<s>\" is single_word"},
 };
@@ -247,14 +249,7 @@ static void ignore_merges(void **state) {
 static void overlapping_added_tokens(void **state) {
     (void)state;
     json_t *root = sound();
-    edit(root, "added_tokens", "+", "{\"id\":301,\"content\":\"<s>x\"}");
-    edit(root, "added_tokens", "+", "{\"id\":302,\"content\":\"s>\"}");
-    edit(root, "added_tokens", "+", "{\"id\":303,\"content\":\"ab\"}");
-    edit(root, "added_tokens", "+", "{\"id\":256,\"content\":\"ab\"}");
     hd_tokenizer *t;
-    assert_int_equal(load(root, NULL, &t), HD_E_CORRUPT); /* ab is in the vocabulary as 256 */
-    json_decref(root);
-    root = sound();
     edit(root, "added_tokens", "+", "{\"id\":301,\"content\":\"<s>x\"}");
     edit(root, "added_tokens", "+", "{\"id\":302,\"content\":\"s>\"}");
     edit(root, "added_tokens", "+", "{\"id\":256,\"content\":\"ab\"}");

@@ -44,3 +44,8 @@ if(HADAL_WEB_SOURCE)
     hadal_npm_suite(browser)
     hadal_npm_test(browser_page page.test.mjs browser clients)
 endif()
+
+# The tokenizer against the reference engine, and DeepSeek-V3's real tokenizer.json.
+hadal_npm_suite(tokenizer)
+hadal_npm_test(tokenizer_reference reference.test.mjs tokenizer)
+set_tests_properties(test_tokenizer_v3 PROPERTIES FIXTURES_REQUIRED npm_tokenizer)

@@ -56,7 +56,8 @@ void hd_ids_fini(hd_ids *l);
 /* Appends the ids of text. match_added: added tokens written in the text become their ids
  * (templates and raw prompts), leftmost first and the longest there; false encodes them as plain
  * text (a user's content). Adds no bos. text: any bytes (invalid UTF-8 too: each such byte counts
- * as a character without a class), less than 2 GiB; decoding gives them back exactly. O(n log n).
+ * as a character without a class), less than 2 GiB; decoding gives them back exactly
+ * (bytes that UTF-8 never uses excepted, where a file has them only as added tokens). O(n log n).
  */
 void hd_tokenizer_encode(const hd_tokenizer *t, hd_str text, bool match_added, hd_ids *out);
 

@@ -106,14 +106,38 @@ hd_status hd_tokenizer_put_vocab(hd_tokenizer *t, int32_t id, hd_str symbols) {
     return HD_OK;
 }
 
-/* The token of this id is the vocabulary's, and is written like content. */
-static bool is_vocab(const hd_tokenizer *t, int32_t id, hd_str content) {
+/* The content of an added token was found in the vocabulary under another id, or the id under
+ * another text. GGUF does not say what the vocabulary's text was: it must be the same bytes. */
+static hd_status check_vocab(const hd_tokenizer *t, int32_t id, hd_str content, int32_t vocab_id) {
+    uint64_t literal_id;
+    if (vocab_id < 0 && hd_map_get(t->by_text, content, &literal_id))
+        vocab_id = (int32_t)literal_id;
+    if (vocab_id >= 0 && t->token[vocab_id].flags & HD_TOKEN_ADDED) return HD_OK; /* there twice */
+    if (t->token[id].flags && vocab_id != id) return id_taken(t, id, content);
+    if (vocab_id >= 0 && vocab_id != id)
+        return HD_FAIL(CORRUPT, "%s: added token \"%.*s\" has id %d, in the vocabulary it has %d",
+                       t->name, SHOW(content), id, vocab_id);
+    if (vocab_id >= 0 && !hd_str_eq(hd_tokenizer_bytes(t, id), content))
+        return HD_FAIL(UNSUPPORTED,
+                       "%s: added token \"%.*s\" stands for other bytes in the vocabulary", t->name,
+                       SHOW(content));
+    return HD_OK;
+}
+
+/* Merges and bytes may name an added token too, where no vocabulary token has its bytes: GGUF does
+ * not tell whether it is in the vocabulary as well. One that is not ASCII would stand for other
+ * bytes than its content; but DeepSeek's first tokenizers have the bytes that UTF-8 never uses only
+ * as such added tokens. */
+static void name_bytes(hd_tokenizer *t, int32_t id, hd_str content) {
     char raw[2 * HD_TOKEN_BYTES_MAX];
     hd_str bytes = {raw, 0};
-    const struct hd_token *k = &t->token[id];
-    if (!k->flags || k->flags & HD_TOKEN_ADDED) return false;
-    if (k->flags & HD_TOKEN_LITERAL || !bytes_of(content, raw, &bytes.len)) bytes = content;
-    return hd_str_eq(bytes, (hd_str){k->ptr, k->len});
+    if (!bytes_of(content, raw, &bytes.len)) return;
+    unsigned char first = (unsigned char)raw[0];
+    bool never_in_utf8 = first == 0xC0 || first == 0xC1 || first >= 0xF5;
+    if (hd_str_eq(bytes, content) || (bytes.len == 1 && never_in_utf8)) {
+        bytes.ptr = hd_arena_strndup(t->arena, raw, bytes.len);
+        hd_map_put(t->by_bytes, bytes, (uint64_t)id);
+    }
 }
 
 /* The id of text in the byte alphabet; -1 when no token has these bytes. */
@@ -127,26 +151,13 @@ static int32_t id_of(const hd_tokenizer *t, hd_str symbols) {
 
 hd_status hd_tokenizer_put_added(hd_tokenizer *t, int32_t id, hd_str content, bool special) {
     HD_TRY(check_new(t, id, content));
-    if (t->token[id].flags && !is_vocab(t, id, content)) return id_taken(t, id, content);
-    uint64_t text_id;
-    int32_t other = id_of(t, content);
-    if (other < 0 && hd_map_get(t->by_text, content, &text_id)) other = (int32_t)text_id;
-    if (other >= 0 && other != id && !(t->token[other].flags & HD_TOKEN_ADDED))
-        return HD_FAIL(CORRUPT, "%s: added token \"%.*s\" has id %d, in the vocabulary it has %d",
-                       t->name, SHOW(content), id, other);
+    HD_TRY(check_vocab(t, id, content, id_of(t, content)));
     uint32_t flags = HD_TOKEN_PRESENT | HD_TOKEN_ADDED | (special ? HD_TOKEN_SPECIAL : 0u);
     if (!hd_added_put(t->added, content, id))
         return HD_FAIL(CORRUPT, "%s: added token \"%.*s\" is there twice", t->name, SHOW(content));
     struct hd_token *k = set_token(t, id, content, flags);
     hd_map_put(t->by_text, (hd_str){k->ptr, k->len}, (uint64_t)id);
-    /* GGUF does not tell whether an added token is in the vocabulary too, and the first DeepSeek
-     * models list byte symbols as added tokens: so merges and bytes may name it, where no
-     * vocabulary token has these bytes. */
-    char raw[2 * HD_TOKEN_BYTES_MAX];
-    size_t n_raw;
-    if (bytes_of(content, raw, &n_raw))
-        hd_map_put(t->by_bytes, (hd_str){hd_arena_strndup(t->arena, raw, n_raw), n_raw},
-                   (uint64_t)id);
+    name_bytes(t, id, content);
     return HD_OK;
 }
 

@@ -64,7 +64,8 @@ static inline const hd_tokenizer *small_tokenizer(int with_think) {
     return made[with_think];
 }
 
-/* Text encodes to ids that decode to it again. */
+/* Text encodes to ids that decode to it again. (Bytes that UTF-8 never uses may be added tokens,
+ * which stand for their content: so any bytes only with a tokenizer that has all of them.) */
 static inline void small_round_trip(const hd_tokenizer *t, hd_str text, bool match_added) {
     hd_ids ids = {0};
     hd_buf back;

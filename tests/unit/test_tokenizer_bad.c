@@ -149,6 +149,8 @@ static const struct bad_case {
     {"added_tokens", "+", "{\"id\":256,\"content\":\"<x>\"}", HD_E_CORRUPT, "id 256 is given"},
     {"added_tokens", "+", "{\"id\":301,\"content\":\"ab\"}", HD_E_CORRUPT,
      "added token \"ab\" has id 301, in the vocabulary it has 256"},
+    {"added_tokens", "+", "{\"id\":32,\"content\":\"Ġ\"}", HD_E_UNSUPPORTED,
+     "added token \"Ġ\" stands for other bytes"},
     {"added_tokens/0", "lstrip", "true", HD_E_UNSUPPORTED, "\"<s>\" is lstrip"},
     {"added_tokens/0", "single_word", "true", HD_E_UNSUPPORTED, "\"<s>\" is single_word"},
 };

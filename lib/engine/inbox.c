@@ -104,13 +104,13 @@ static void free_slot(hd_inbox *x, uint64_t id) {
     int slot = (int)(id % (uint64_t)x->n_slot);
     x->slot[slot] = NULL;
     x->free_slot[x->n_free++] = slot;
-    atomic_fetch_sub(&x->n_live, 1);
 }
 
 void hd_inbox_forsake(hd_inbox *x, uint64_t id, int n_prompt) {
     pthread_mutex_lock(&x->lock);
     leave_line(x, n_prompt);
     free_slot(x, id);
+    atomic_fetch_sub(&x->n_live, 1);
     pthread_mutex_unlock(&x->lock);
 }
 
@@ -174,6 +174,8 @@ void hd_inbox_left(hd_inbox *x, int n_prompt) {
     leave_line(x, n_prompt);
     pthread_mutex_unlock(&x->lock);
 }
+
+void hd_inbox_ended(hd_inbox *x) { atomic_fetch_sub(&x->n_live, 1); }
 
 void hd_inbox_set_room(hd_inbox *x, int n_seq) {
     pthread_mutex_lock(&x->lock);

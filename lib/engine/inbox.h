@@ -42,6 +42,8 @@ typedef struct hd_message {
 bool hd_inbox_pop(hd_inbox *x, hd_message *out); /* false: empty */
 /* A job left the waiting line (admitted, or ended before that). */
 void hd_inbox_left(hd_inbox *x, int n_prompt);
+/* A job has ended; its last event is yet to be told. */
+void hd_inbox_ended(hd_inbox *x);
 /* How many more could run now: added to the waiting line's bound. */
 void hd_inbox_set_room(hd_inbox *x, int n_seq);
 /* Drops one reference; with the last one the slot is free, the job is freed and true returned. */
@@ -53,7 +55,7 @@ void hd_inbox_wait(hd_inbox *x, int64_t timeout_ns);
 
 /* ---- watching: never blocks ---- */
 
-int hd_inbox_n_live(const hd_inbox *x);         /* reserved, waiting, running, being told the end */
+int hd_inbox_n_live(const hd_inbox *x);         /* reserved, waiting or running */
 int hd_inbox_n_unread(const hd_inbox *x);       /* submits that the reader has not seen */
 int64_t hd_inbox_busy_since(const hd_inbox *x); /* when n_live last became more than 0 */
 

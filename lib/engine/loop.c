@@ -135,6 +135,7 @@ static void end_job(hd_loop *l, hd_job *j, enum hd_finish finish, hd_status stat
     if (j->is_submitted) hd_sched_finish(l->sched, j->seq);
     j->is_submitted = false;
     if (!j->is_admitted) hd_inbox_left(l->inbox, j->n_prompt);
+    hd_inbox_ended(l->inbox);
     j->ev.finish = finish;
     j->ev.status = status;
     if (finish == HD_FINISH_ERROR) {
@@ -409,7 +410,7 @@ void hd_loop_check(hd_loop *l) {
     for (int i = 0; i < hd_inbox_n_slot(l->inbox); i++) {
         const hd_job *j = hd_inbox_job_at(l->inbox, i);
         if (!j) continue;
-        n_alive++;
+        n_alive += !j->is_ended;
         n_submitted += j->is_submitted;
         HD_ASSERT(!j->is_submitted || !j->is_ended);
         HD_ASSERT(j->n_ref >= 1 && !j->is_emitting);

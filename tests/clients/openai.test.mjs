@@ -1,7 +1,9 @@
 // The OpenAI Node SDK against hadal with its embedded model: what a client of either would expect.
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
+import { get } from 'node:http';
 import { after, before, test } from 'node:test';
+import { gunzipSync } from 'node:zlib';
 import OpenAI from 'openai';
 import { SOURCE_DIR, startServer, until } from './server.mjs';
 
@@ -352,6 +354,38 @@ test('characters beyond ASCII come whole', async () => {
     const post = async (path, body) => (await fetch(server.url + path, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body) })).json();
     const { tokens } = await post('/tokenize', { prompt: '😀👩‍👩‍👧 你好', add_special_tokens: false });
     assert.equal((await post('/detokenize', { tokens })).prompt, '😀👩‍👩‍👧 你好');
+});
+
+/** A file as it comes over the wire. */
+const file = (path, headers) => new Promise((resolve, reject) => {
+    get(server.url + path, { headers, agent: false }, (r) => {
+        const parts = [];
+        r.on('data', (d) => parts.push(d)).on('end', () => resolve({ status: r.statusCode, headers: r.headers, body: Buffer.concat(parts) }));
+    }).on('error', reject);
+});
+
+test('the page\'s files come plain, compressed, and not at all when unchanged', async () => {
+    const page = await file('/', {});
+    assert.equal(page.status, 200);
+    assert.equal(page.headers['content-type'], 'text/html; charset=utf-8');
+    assert.match(page.headers['content-security-policy'], /default-src 'none'/);
+    const used = [...page.body.toString().matchAll(/(?:src|href)="([\w.]+\.(?:js|css|svg))"/g)].map((m) => `/${m[1]}`);
+    for (const path of ['/', ...used]) {
+        const plain = await file(path, {});
+        assert.equal(plain.status, 200, path);
+        assert.equal(plain.headers['content-encoding'], undefined);
+        const packed = await file(path, { 'Accept-Encoding': 'br, gzip' });
+        if (packed.headers['content-encoding']) {
+            assert.equal(packed.headers['content-encoding'], 'gzip');
+            assert.deepEqual(gunzipSync(packed.body), plain.body, path);
+            assert.notEqual(packed.headers.etag, plain.headers.etag);
+        } else {
+            assert.deepEqual(packed.body, plain.body);
+        }
+        const again = await file(path, { 'If-None-Match': plain.headers.etag });
+        assert.deepEqual([again.status, again.body.length], [304, 0], path);
+    }
+    assert.equal((await file('/no-such-file.js', {})).status, 404);
 });
 
 test('SIGTERM lets a running stream end', async () => {

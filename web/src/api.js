@@ -1,4 +1,5 @@
-/* hadal's HTTP API, as the page uses it. Every failure is an ApiError with text fit to be shown. */
+/* hadal's HTTP API, as the page uses it. Paths are relative to the page, so that it also works behind
+ * a proxy that serves it below a prefix. Every failure is an ApiError with text fit to be shown. */
 import { SseParser } from './sse.js';
 import { load, save, session } from './store.js';
 
@@ -56,7 +57,7 @@ export const getText = async (path, signal) => (await call(path, { signal })).te
 
 /** Streams a chat completion; calls onChunk with each parsed chunk. */
 export async function streamChat(body, { signal, onChunk }) {
-    const response = await call('/v1/chat/completions', {
+    const response = await call('v1/chat/completions', {
         method: 'POST',
         signal,
         headers: { 'Content-Type': 'application/json' },

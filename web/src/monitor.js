@@ -68,7 +68,7 @@ export class Monitor extends Store {
         this.#pause();
         try {
             if (!this.state.model) await this.#identify();
-            const text = await getText('/metrics', AbortSignal.timeout?.(5000));
+            const text = await getText('metrics', AbortSignal.timeout?.(5000));
             this.#add(readSample(text, Date.now() / 1000));
             this.set({ link: 'up', problem: null });
         } catch (e) {
@@ -80,8 +80,8 @@ export class Monitor extends Store {
     }
 
     async #identify() {
-        const models = await getJson('/v1/models');
-        const version = await getJson('/version').catch(() => null);
+        const models = await getJson('v1/models');
+        const version = await getJson('version').catch(() => null);
         this.set({ model: models.data?.[0] ?? null, version: version?.version ?? null });
     }
 

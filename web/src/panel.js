@@ -28,7 +28,7 @@ function Server({ model, version }) {
             <${Fact} label="Device" value=${[meta.backend, meta.device].filter(Boolean).join(', ')} />
             <${Fact} label="hadal" value=${version} />
         </dl>
-        <p class="links"><a href="/v1/models">Models</a><a href="/metrics">Metrics</a><a href="/health">Health</a><a href="/licenses.txt">Licences</a></p>
+        <p class="links"><a href="v1/models">Models</a><a href="metrics">Metrics</a><a href="health">Health</a><a href="licenses.txt">Licences</a></p>
     </section>`;
 }
 

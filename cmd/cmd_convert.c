@@ -94,6 +94,13 @@ static void put_token_id(struct job *j, const char *key, int32_t id) {
     if (id >= 0) hd_gguf_set_u32(j->w, key, (uint32_t)id);
 }
 
+/* The tokenizer's word counts more than config.json's, which released models have wrong. */
+static void put_token_ids(struct job *j, int32_t bos, int32_t eos, int32_t pad) {
+    put_token_id(j, "tokenizer.ggml.bos_token_id", bos >= 0 ? bos : j->hp.bos);
+    put_token_id(j, "tokenizer.ggml.eos_token_id", eos >= 0 ? eos : j->hp.eos);
+    put_token_id(j, "tokenizer.ggml.padding_token_id", pad >= 0 ? pad : j->hp.pad);
+}
+
 static hd_status put_parts(struct job *j, const hd_tokenizer_parts *p) {
     if (p->ignore_merges)
         return HD_FAIL(UNSUPPORTED, "%s: tokenizer.json: ignore_merges: GGUF cannot say it",
@@ -102,9 +109,7 @@ static hd_status put_parts(struct job *j, const hd_tokenizer_parts *p) {
     hd_gguf_set_str(j->w, "tokenizer.ggml.pre", p->pre);
     HD_TRY(put_tokens(j, p));
     hd_gguf_set_strs(j->w, "tokenizer.ggml.merges", p->merge, p->n_merge);
-    put_token_id(j, "tokenizer.ggml.bos_token_id", p->bos);
-    put_token_id(j, "tokenizer.ggml.eos_token_id", p->eos);
-    put_token_id(j, "tokenizer.ggml.padding_token_id", p->pad);
+    put_token_ids(j, p->bos, p->eos, p->pad);
     hd_gguf_set_bool(j->w, "tokenizer.ggml.add_bos_token", p->add_bos);
     hd_gguf_set_bool(j->w, "tokenizer.ggml.add_eos_token", false);
     hd_buf_addf(&j->notes, "tokenizer: %zu tokens, %zu merges, pre-tokenizer %.*s\n", p->n_token,
@@ -116,6 +121,7 @@ static hd_status put_tokenizer(struct job *j, hd_str json, hd_str config) {
     hd_tokenizer *t;
     hd_tokenizer_parts p;
     if (!json.ptr) {
+        put_token_ids(j, -1, -1, -1);
         hd_buf_add_c(&j->notes, "tokenizer: none (there is no tokenizer.json)\n");
         return HD_OK;
     }

@@ -16,6 +16,8 @@ endif()
 # Subcommands as a person runs them.
 add_test(NAME tools_eval COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/eval.test.mjs)
 set_tests_properties(tools_eval PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT 600)
+add_test(NAME tools_convert COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/convert.test.mjs)
+set_tests_properties(tools_convert PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT 600)
 
 # Suites with npm packages of their own: tests/NAME is copied to build/*/npm/NAME and installed there
 # by the fixture npm_NAME; then node runs a file of it.

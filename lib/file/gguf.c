@@ -8,6 +8,7 @@
 #include "file/checkpoint_build.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -506,14 +507,25 @@ bool hd_gguf_array_strs(const hd_gguf *g, const char *key, hd_str **out, size_t 
     return true;
 }
 
+/* The shortest text that reads back as the same number. */
+static void num_text(uint32_t type, const uint8_t *p, hd_buf *b) {
+    double d = 0;
+    char text[32];
+    num_of(type, p, &d);
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, d);
+        if (type == T_F32 ? strtof(text, NULL) == (float)d : strtod(text, NULL) == d) break;
+    }
+    hd_buf_add_c(b, text);
+}
+
 static void scalar_text(uint32_t type, const uint8_t *p, hd_buf *b) {
     int64_t i;
-    double d;
     uint64_t u;
     if (type == T_BOOL)
         hd_buf_add_c(b, *p ? "true" : "false");
     else if (type == T_F32 || type == T_F64)
-        hd_buf_addf(b, "%.9g", num_of(type, p, &d) ? d : 0);
+        num_text(type, p, b);
     else if (int_of(type, p, &i))
         hd_buf_addf(b, "%" PRId64, i);
     else {

@@ -131,7 +131,7 @@ static void check_texts(const hd_gguf *g) {
         hd_buf_add_c(&b, " ");
     }
     assert_string_equal(b.ptr,
-                        "\"deepseek2\" 4000000000 -5 0.100000001 true [3 strings] [1, -2, 3] ");
+                        "\"deepseek2\" 4000000000 -5 0.1 true [3 strings] [1, -2, 3] ");
     hd_buf_fini(&b);
 }
 

@@ -1,0 +1,179 @@
+// `hadal convert` and `hadal inspect` as a person runs them: what they say, what they refuse, and
+// that a target never appears half-written.
+import assert from 'node:assert/strict';
+import { spawn, spawnSync } from 'node:child_process';
+import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, statSync,
+  writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { after, test } from 'node:test';
+
+const bin = process.env.HADAL_BIN, source = process.env.HADAL_SOURCE_DIR;
+assert.ok(bin && source, 'HADAL_BIN and HADAL_SOURCE_DIR name the program and the checkout');
+const folder = mkdtempSync(path.join(tmpdir(), 'hadal-convert-'));
+after(() => rmSync(folder, { recursive: true }));
+
+const v3 = path.join(source, 'tests/golden/families/v3');
+const pair = path.join(source, 'tests/golden/families/v3-yarn-mscale-pair');
+const mini = path.join(source, 'models/mini/mini-bf16.gguf');
+const to = (name) => path.join(folder, name);
+const run = (...args) => spawnSync(bin, args, { encoding: 'utf8' });
+function done(...args) {
+  const r = run(...args);
+  assert.equal(r.status, 0, r.stdout + r.stderr);
+  return r.stdout;
+}
+function refuse(status, pattern, ...args) {
+  const r = run(...args);
+  assert.equal(r.status, status, r.stdout + r.stderr);
+  assert.match(r.stderr, pattern);
+  assert.equal(r.stderr.trim().split('\n').length, status === 2 ? 3 : 1, r.stderr);
+}
+const look = (...args) => JSON.parse(done('inspect', ...args, '--json'));
+
+test('a folder becomes a GGUF of the same model', () => {
+  const said = done('convert', pair, to('pair.gguf'));
+  assert.match(said, /routed experts +9 +442 k +BF16 +BF16/);
+  assert.match(said, /norms +17 +864 +BF16 +F32/);
+  assert.match(said, /tokenizer: none/);
+  const a = look(pair), b = look(to('pair.gguf'), '--tensors');
+  assert.deepEqual(b.hparams, a.hparams);
+  assert.equal(b.hparams.yarn.mscale, 0.800000012);
+  assert.equal(b.hparams.yarn.mscale_all_dim, 1.20000005);
+  assert.equal(b.name, 'v3-yarn-mscale-pair');
+  assert.equal(b.weights.weights, a.weights.weights);
+  assert.ok(b.tensors.every((t) => t.used));
+  assert.deepEqual(b.tensors.find((t) => t.name === 'blk.1.attn_k_b.weight').ne, [24, 32, 4]);
+});
+
+test('the same command gives the same bytes, and the name can be chosen', () => {
+  for (const name of ['a', 'b']) done('convert', v3, to(`${name}.gguf`), '--name', 'Small One');
+  assert.ok(readFileSync(to('a.gguf')).equals(readFileSync(to('b.gguf'))));
+  assert.equal(look(to('a.gguf')).name, 'Small One');
+});
+
+test('what stays F16 is said once, with the reason', () => {
+  const said = done('convert', v3, to('q8.gguf'), '--outtype', 'q8_0');
+  assert.equal(said.match(/attn_k_b\.weight stays F16: rows of 24 are no multiple of 32/g).length, 1);
+  const { formats } = look(to('q8.gguf'));
+  assert.deepEqual(Object.keys(formats), ['F32', 'F16', 'Q8_0']);
+});
+
+test('tokenizer, template and sampling go along, from GGUF to GGUF too', () => {
+  const metadata = (file) => look(file, '--metadata', '--no-hash').metadata;
+  done('convert', mini, to('mini-q8.gguf'), '--outtype', 'q8_0');
+  const a = metadata(mini), b = metadata(to('mini-q8.gguf'));
+  assert.equal(a['general.sampling.temp'], '0.6');
+  assert.equal(a['tokenizer.ggml.tokens'], '[4096 strings]');
+  assert.match(a['tokenizer.chat_template'], /add_generation_prompt/);
+  for (const key of Object.keys(a))
+    if (key !== 'general.file_type') assert.equal(b[key], a[key], key);
+  assert.equal(b['general.file_type'], '7');
+  assert.equal(b['general.quantization_version'], '2');
+  const ids = (file) => spawnSync(bin, ['tokenize', '--tokenizer', file, '--jsonl'],
+    { input: '{"text": "Hello <｜User｜> 你好"}\n', encoding: 'utf8' }).stdout;
+  assert.equal(ids(to('mini-q8.gguf')), ids(mini));
+  assert.match(ids(mini), /ids/);
+});
+
+test('an existing target is kept unless --force says otherwise', () => {
+  writeFileSync(to('kept.gguf'), 'precious');
+  refuse(1, /kept\.gguf: exists already \(--force replaces it\)/, 'convert', v3, to('kept.gguf'));
+  assert.equal(readFileSync(to('kept.gguf'), 'utf8'), 'precious');
+  done('convert', v3, to('kept.gguf'), '--force');
+  assert.equal(readFileSync(to('kept.gguf')).subarray(0, 4).toString(), 'GGUF');
+  done('convert', to('kept.gguf'), to('kept.gguf'), '--force'); // onto itself
+  assert.equal(look(to('kept.gguf')).architecture, 'deepseek2');
+  mkdirSync(to('folder'));
+  refuse(1, /folder: expected the name of a file, found a folder/, 'convert', v3, to('folder'), '--force');
+});
+
+test('refusals are one line that names what is wrong', () => {
+  refuse(1, /nothing-here: no such file or folder/, 'convert', to('nothing-here'), to('x.gguf'));
+  refuse(1, /none\/x\.gguf: cannot create/, 'convert', v3, to('none/x.gguf'));
+  refuse(2, /expected SOURCE and TARGET, found 1/, 'convert', v3);
+  refuse(1, /mini-bf16|README\.md.*GGUF/, 'convert', path.join(source, 'README.md'), to('x.gguf'));
+  const r = run('convert', v3, to('x.gguf'), '--outtype', 'q3');
+  assert.equal(r.status, 2);
+  assert.match(r.stderr, /outtype/);
+  assert.ok(!existsSync(to('x.gguf')));
+});
+
+test('a source that fails half-way leaves nothing', () => {
+  const bad = to('bad');
+  cpSync(v3, bad, { recursive: true });
+  const file = path.join(bad, 'model.safetensors');
+  const bytes = readFileSync(file), n = Number(bytes.readBigUInt64LE(0));
+  const header = JSON.parse(bytes.subarray(8, 8 + n).toString());
+  bytes.writeUInt16LE(0x7f80, 8 + n + header['model.layers.3.self_attn.o_proj.weight'].data_offsets[0]);
+  writeFileSync(file, bytes);
+  const before = readdirSync(folder);
+  refuse(1, /tensor blk\.3\.attn_output\.weight: row 0: expected finite weights, found inf/,
+    'convert', bad, to('half.gguf'), '--outtype', 'q8_0');
+  assert.deepEqual(readdirSync(folder), before);
+});
+
+test('an interrupted conversion leaves nothing', async () => {
+  // A larger model of the same kind, so that there is time to interrupt: the vocabulary grown.
+  const big = to('big');
+  cpSync(v3, big, { recursive: true });
+  const config = JSON.parse(readFileSync(path.join(big, 'config.json'), 'utf8'));
+  const file = path.join(big, 'model.safetensors');
+  const bytes = readFileSync(file), n = Number(bytes.readBigUInt64LE(0));
+  const header = JSON.parse(bytes.subarray(8, 8 + n).toString());
+  config.vocab_size = 400000;
+  const parts = [];
+  let at = 0;
+  for (const [name, t] of Object.entries(header)) {
+    if (name === '__metadata__') continue;
+    const [from, end] = t.data_offsets;
+    let data = bytes.subarray(8 + n + from, 8 + n + end);
+    if (t.shape[0] === 320) {
+      data = Buffer.alloc(config.vocab_size * 64 * 2);
+      t.shape[0] = config.vocab_size;
+    }
+    t.data_offsets = [at, at += data.length];
+    parts.push(data);
+  }
+  const text = Buffer.from(JSON.stringify(header)), length = Buffer.alloc(8);
+  length.writeBigUInt64LE(BigInt(text.length));
+  writeFileSync(file, Buffer.concat([length, text, ...parts]));
+  writeFileSync(path.join(big, 'config.json'), JSON.stringify(config));
+  const before = readdirSync(folder);
+  const child = spawn(bin, ['convert', big, to('cut.gguf'), '--outtype', 'q8_0']);
+  const ended = new Promise((resolve) => child.on('exit', (code, signal) => resolve(signal ?? code)));
+  const sees = () => readdirSync(folder).some((f) => f.startsWith('cut.gguf.'));
+  while (!sees() && child.exitCode === null) await new Promise((r) => setTimeout(r, 1));
+  child.kill('SIGINT');
+  assert.equal(await ended, 'SIGINT');
+  assert.deepEqual(readdirSync(folder), before);
+});
+
+test('inspect shows the embedded model', () => {
+  const said = done('inspect');
+  assert.match(said, /architecture +deepseek2: 17\.1 M weights, 7\.79 M of them read for a token/);
+  assert.match(said, /KV in BF16 +2304 B a token/);
+  assert.match(said, /content hash +[0-9a-f]{32}/);
+  const j = look();
+  assert.equal(j.weights.weights, 17092920);
+  assert.equal(j.hash, look(mini).hash);
+  assert.equal(look(mini, '--no-hash').hash, null);
+  assert.equal(j.file_bytes + 200000 > statSync(mini).size, true);
+});
+
+test('inspect shows what it can of a model that is not built', () => {
+  const other = to('other');
+  mkdirSync(other);
+  writeFileSync(path.join(other, 'config.json'), '{"model_type": "llama"}');
+  const header = Buffer.from('{"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}');
+  const length = Buffer.alloc(8);
+  length.writeBigUInt64LE(BigInt(header.length));
+  writeFileSync(path.join(other, 'model.safetensors'), Buffer.concat([length, header, Buffer.alloc(24)]));
+  const r = run('inspect', other);
+  assert.equal(r.status, 1);
+  assert.match(r.stdout, /w +F32 +\[2, 3\] +24/);
+  assert.match(r.stderr, /model_type: "llama" is not supported/);
+  const j = JSON.parse(run('inspect', other, '--json').stdout);
+  assert.match(j.error, /llama/);
+  refuse(1, /nothing: no such file or folder/, 'inspect', to('nothing'));
+});

@@ -15,7 +15,7 @@
 
 enum { name_bytes_max = 255, small_file_bytes_max = 256 << 20, split_parts_max = 9999 };
 
-static hd_checkpoint *checkpoint_new(const char *path) {
+hd_checkpoint *hd_checkpoint_new(const char *path) {
     hd_checkpoint *c = hd_alloc_zero(1, sizeof *c);
     c->path = hd_strdup(path);
     c->arena = hd_arena_new(16 << 10);
@@ -167,7 +167,7 @@ hd_status hd_checkpoint_open(const char *path, hd_checkpoint **out) {
             return HD_FAIL(NOT_FOUND, "%s: no such file or folder", path);
         return HD_FAIL(IO, "%s: cannot open: %s", path, strerror(errno));
     }
-    hd_checkpoint *c = checkpoint_new(path);
+    hd_checkpoint *c = hd_checkpoint_new(path);
     c->is_folder = S_ISDIR(st.st_mode);
     hd_status s = c->is_folder ? hd_safetensors_open(c) : open_gguf(c);
     if (s != HD_OK) {
@@ -181,7 +181,7 @@ hd_status hd_checkpoint_open(const char *path, hd_checkpoint **out) {
 hd_status hd_checkpoint_open_memory(const void *p, size_t n_byte, const char *name,
                                     hd_checkpoint **out) {
     *out = NULL;
-    hd_checkpoint *c = checkpoint_new(name);
+    hd_checkpoint *c = hd_checkpoint_new(name);
     hd_status s = hd_gguf_parse(c, p, n_byte, c->path, &c->gguf);
     int64_t count;
     if (s == HD_OK && hd_gguf_int(c->gguf, "split.count", &count) && count != 1)

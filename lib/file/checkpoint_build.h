@@ -19,6 +19,9 @@ struct hd_checkpoint {
     hd_map *by_name;
 };
 
+/* An empty checkpoint; hd_checkpoint_close frees it. */
+hd_checkpoint *hd_checkpoint_new(const char *path);
+
 /* Maps a file that lives as long as the checkpoint; *name is its path, kept in the arena. */
 HD_MUST_CHECK hd_status hd_checkpoint_map(hd_checkpoint *c, const char *path, hd_mapping *out,
                                           const char **name);

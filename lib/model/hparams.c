@@ -8,7 +8,6 @@
 
 #include "base/mem.h"
 #include "file/gguf.h"
-#include "file/json.h"
 #include "file/mapping.h"
 
 #include <math.h>
@@ -163,19 +162,32 @@ static void complete(hd_hparams *hp) {
     hp->group_rule = hp->gating == HD_GATING_SIGMOID ? HD_GROUP_TOP2_SUM : HD_GROUP_MAX;
 }
 
+static hd_status finish(hd_status s, const char *file, hd_hparams *hp) {
+    if (s != HD_OK) return s;
+    complete(hp);
+    return check_all(hp, file);
+}
+
+hd_status hd_hparams_parse_config(hd_str text, const char *file, hd_hparams *out) {
+    return finish(hd_hparams_from_config(text, file, out), file, out);
+}
+
+static hd_status read_config(const hd_checkpoint *c, hd_hparams *out) {
+    char *text, *file = hd_path_join(hd_checkpoint_path(c), "config.json");
+    size_t n;
+    hd_status s = hd_checkpoint_file(c, "config.json", &text, &n);
+    if (s == HD_OK) s = hd_hparams_parse_config((hd_str){text, n}, file, out);
+    hd_free(text);
+    hd_free(file);
+    return s;
+}
+
 hd_status hd_hparams_read(const hd_checkpoint *c, hd_hparams *out) {
     const char *path = hd_checkpoint_path(c);
     *out = (hd_hparams){.bos = -1, .eos = -1, .pad = -1};
-    char *file = hd_checkpoint_gguf(c) ? hd_strdup(path) : hd_path_join(path, "config.json");
     hd_hparams_set_name(out, hd_path_base(path));
-    hd_status s = hd_checkpoint_gguf(c) ? hd_hparams_from_gguf(c, file, out)
-                                        : hd_hparams_from_config(c, file, out);
-    if (s == HD_OK) {
-        complete(out);
-        s = check_all(out, file);
-    }
-    hd_free(file);
-    return s;
+    if (!hd_checkpoint_gguf(c)) return read_config(c, out);
+    return finish(hd_hparams_from_gguf(c, path, out), path, out);
 }
 
 size_t hd_hparams_kv_bytes(const hd_hparams *hp, enum hd_format kv_format) {

@@ -2,7 +2,6 @@
  * deepseek_v2. A setting that would change the result and is not built is refused by its name. */
 #include "model/hparams_source.h"
 
-#include "base/mem.h"
 #include "file/json.h"
 
 #include <math.h>
@@ -232,15 +231,11 @@ static hd_status read_all(struct source *s, hd_hparams *hp) {
     return read_token(s, "pad_token_id", &hp->pad);
 }
 
-hd_status hd_hparams_from_config(const hd_checkpoint *c, const char *file, hd_hparams *hp) {
-    char *text;
-    size_t n;
-    json_t *root = NULL;
-    HD_TRY(hd_checkpoint_file(c, "config.json", &text, &n));
-    hd_status s = hd_json_parse((hd_str){text, n}, file, &root);
+hd_status hd_hparams_from_config(hd_str text, const char *file, hd_hparams *hp) {
+    json_t *root;
+    HD_TRY(hd_json_parse(text, file, &root));
     struct source source = {.root = root, .file = file};
-    if (s == HD_OK) s = read_all(&source, hp);
+    hd_status s = read_all(&source, hp);
     json_decref(root);
-    hd_free(text);
     return s;
 }

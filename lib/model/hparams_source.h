@@ -23,8 +23,9 @@ void hd_hparams_set_name(hd_hparams *hp, hd_str name);
 
 HD_MUST_CHECK hd_status hd_hparams_from_gguf(const hd_checkpoint *c, const char *file,
                                              hd_hparams *hp);
-HD_MUST_CHECK hd_status hd_hparams_from_config(const hd_checkpoint *c, const char *file,
-                                               hd_hparams *hp);
+HD_MUST_CHECK hd_status hd_hparams_from_config(hd_str text, const char *file, hd_hparams *hp);
+/* The text of a config.json, read, completed and checked; file is for messages. */
+HD_MUST_CHECK hd_status hd_hparams_parse_config(hd_str text, const char *file, hd_hparams *out);
 
 /* Keys of this project in GGUF files, so that an mscale pair survives bit for bit: GGUF itself has
  * only 0.1 * mscale_all_dim, and takes mscale as equal. */

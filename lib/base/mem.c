@@ -5,6 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { large_bytes = 1 << 20 };
 
 static void *or_abort(void *p, size_t n_byte) {
     if (!p) {
@@ -35,6 +39,19 @@ char *hd_strndup(const char *s, size_t n) {
 
 char *hd_strdup(const char *s) { return hd_strndup(s, strlen(s)); }
 
+/* Whole pages are given back to the kernel, which makes them zero when they are touched: memory
+ * that is planned but not used yet costs nothing. */
+static void zero(unsigned char *p, size_t n) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), head = (page - (uintptr_t)p % page) % page;
+    size_t body = n > head ? (n - head) / page * page : 0;
+    if (body < large_bytes || madvise(p + head, body, MADV_DONTNEED) != 0) {
+        memset(p, 0, n);
+        return;
+    }
+    memset(p, 0, head);
+    memset(p + head + body, 0, n - head - body);
+}
+
 hd_status hd_alloc_large(size_t n_byte, void **out) {
     *out = NULL;
     if (n_byte > SIZE_MAX - 64)
@@ -42,7 +59,7 @@ hd_status hd_alloc_large(size_t n_byte, void **out) {
     size_t size = (n_byte + 63) & ~(size_t)63;
     void *p = aligned_alloc(64, size ? size : 64);
     if (!p) return HD_FAIL(NO_MEMORY, "host has no %zu bytes of memory", n_byte);
-    memset(p, 0, size);
+    zero(p, size);
     *out = p;
     return HD_OK;
 }

@@ -68,6 +68,9 @@ static hd_status open_text(hd_engine *e, const hd_engine_config *c) {
     return HD_OK;
 }
 
+/* auto is F32. F16 halves the memory, and costs more than the weights' own format may: on the
+ * embedded model with BF16 weights, mean KL 8e-4 against F32 over 6000 tokens of prose (context
+ * 1024), because rounding moves the choice of experts; the bound for BF16 is 1e-4. */
 static hd_status choose_kv_format(const hd_engine *e, const char *name, enum hd_format *out) {
     *out = HD_F32;
     if (!name || strcmp(name, "auto") == 0) return HD_OK;

@@ -7,6 +7,7 @@
 #include "base/utf8.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static void error_text_keeps_its_origin(void **state) {
     (void)state;
@@ -103,6 +104,25 @@ static void arena_is_zeroed_and_aligned(void **state) {
     hd_arena_free(a);
 }
 
+static void large_memory_is_zeroed(void **state) {
+    (void)state;
+    for (size_t n = 1; n < (size_t)64 << 20; n = 3 * n + 1) {
+        for (int pass = 0; pass < 2; pass++) { /* the second time it may be used memory */
+            void *p;
+            assert_ok(hd_alloc_large(n, &p));
+            assert_int_equal((uintptr_t)p % 64, 0);
+            unsigned char any = 0;
+            for (size_t i = 0; i < n; i++) any |= ((unsigned char *)p)[i];
+            assert_int_equal(any, 0);
+            memset(p, 0xAA, n);
+            hd_free(p);
+        }
+    }
+    void *p;
+    assert_int_equal(hd_alloc_large(SIZE_MAX - 10, &p), HD_E_NO_MEMORY);
+    assert_null(p);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(error_text_keeps_its_origin),
@@ -111,6 +131,7 @@ int main(void) {
         cmocka_unit_test(utf8_round_trip_and_refusals),
         cmocka_unit_test(map_finds_what_it_was_given),
         cmocka_unit_test(arena_is_zeroed_and_aligned),
+        cmocka_unit_test(large_memory_is_zeroed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -54,7 +54,7 @@ struct hd_conn {
     bool is_head_only;   /* HEAD */
     bool is_chunked_out; /* the stream's framing */
     bool has_status;     /* "HTTP/1.1 200 OK" went out as a probe */
-    bool peer_closed, close_when_sent;
+    bool peer_closed, close_when_sent, is_probed;
     bool is_processing; /* inside process(), which loops by itself */
     hd_call *call;
     char client[64];
@@ -122,7 +122,7 @@ static void after_answer(hd_conn *c) {
     c->call = NULL;
     call->conn = NULL;
     hd_call_unref(call);
-    c->has_status = false;
+    c->has_status = c->is_probed = false;
     if (!c->keep_alive || c->reactor->is_stopping) {
         c->close_when_sent = true;
         set_state(c, BUSY);
@@ -230,26 +230,28 @@ void hd_conn_stream_end(hd_conn *c) {
 
 /* ---- clients that leave ---- */
 
-/* Whether the kernel knows that the other side is gone for good. */
-static bool is_reset(const hd_conn *c) {
+/* The kernel's view: TCP_CLOSE when the other side is gone for good, TCP_CLOSE_WAIT when a close
+ * has arrived (which a full input buffer may hide from us). */
+static int tcp_state(const hd_conn *c) {
     struct tcp_info info;
     socklen_t n = sizeof info;
-    if (getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &n) != 0) return true;
-    return info.tcpi_state == TCP_CLOSE;
+    return getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &n) == 0 ? info.tcpi_state : TCP_CLOSE;
 }
 
-/* Reading may be suspended by a full input buffer: asks the kernel for a close behind it. */
-static bool has_close_queued(const hd_conn *c) {
-    struct tcp_info info;
-    socklen_t n = sizeof info;
-    if (getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &n) != 0) return true;
-    return info.tcpi_state == TCP_CLOSE_WAIT || info.tcpi_state == TCP_CLOSE;
+/* Whether the engine works for this connection. */
+static bool has_generation(const hd_conn *c) {
+    if (!c->call || (c->state != BUSY && c->state != STREAMING)) return false;
+    pthread_mutex_lock(&c->call->mu);
+    bool is_prepared = c->call->is_prepared;
+    pthread_mutex_unlock(&c->call->mu);
+    return is_prepared && c->call->generation;
 }
 
-void hd_conn_probe(hd_conn *c) {
+/* Sends something that means nothing yet, to see whether anybody is there. May drop. */
+static void probe(hd_conn *c) {
     static const struct timeval soon = {0, probe_ms * 1000};
-    if (!c->peer_closed || !c->call || !c->call->generation) return;
     c->keep_alive = false;
+    c->is_probed = true;
     if (c->state == STREAMING) {
         if (!hd_conn_stream_send(c, hd_str_of(": keep-alive\n\n"))) return;
     } else if (!c->has_status) {
@@ -259,11 +261,15 @@ void hd_conn_probe(hd_conn *c) {
     event_add(c->probe_event, &soon);
 }
 
+void hd_conn_probe(hd_conn *c) {
+    if (c->peer_closed && has_generation(c)) probe(c);
+}
+
 static void on_probe(evutil_socket_t fd, short what, void *arg) {
     (void)fd;
     (void)what;
     hd_conn *c = arg;
-    if (is_reset(c)) hd_conn_drop(c);
+    if (tcp_state(c) == TCP_CLOSE) hd_conn_drop(c);
 }
 
 /* The client has closed its sending side, or all of it. May drop. */
@@ -280,10 +286,7 @@ static void on_peer_closed(hd_conn *c) {
         c->close_when_sent = true;
         return;
     }
-    pthread_mutex_lock(&c->call->mu);
-    bool is_prepared = c->call->is_prepared;
-    pthread_mutex_unlock(&c->call->mu);
-    if (is_prepared) hd_conn_probe(c);
+    hd_conn_probe(c);
 }
 
 /* ---- reading ---- */
@@ -628,12 +631,14 @@ void hd_conn_sweep(hd_conn *c, int64_t now_ns) {
         return;
     case BUSY: break;
     }
-    if (c->peer_closed ? is_reset(c) : !c->close_when_sent && has_close_queued(c)) {
-        if (c->peer_closed)
-            hd_conn_drop(c);
-        else
-            on_peer_closed(c);
-    }
+    bool is_blind = evbuffer_get_length(bufferevent_get_input(c->bev)) >= input_bytes_max;
+    int state = tcp_state(c);
+    if (state == TCP_CLOSE)
+        hd_conn_drop(c);
+    else if (state == TCP_CLOSE_WAIT && !c->peer_closed && !c->close_when_sent)
+        on_peer_closed(c);
+    else if (is_blind && !c->is_probed && has_generation(c))
+        probe(c); /* a close may be stuck behind what is not read */
 }
 
 void hd_conn_stop(hd_conn *c) {
@@ -643,14 +648,14 @@ void hd_conn_stop(hd_conn *c) {
         call->is_cancelled = true;
         bool is_prepared = call->is_prepared;
         pthread_mutex_unlock(&call->mu);
-        if (!is_prepared) { /* the pool still has it: nothing of it may be touched */
-            hd_conn_drop(c);
+        if (!is_prepared) return; /* the pool has it still, and will wake the reactor */
+        if (call->generation) {
+            hd_generation_fail(call, HD_E_UNAVAILABLE, "the server is shutting down");
             return;
         }
-        if (call->generation)
-            hd_generation_fail(call, HD_E_UNAVAILABLE, "the server is shutting down");
-        else
-            hd_conn_reply(c);
+        if (call->reply.code == 0)
+            hd_reply_status(&call->reply, HD_E_UNAVAILABLE, "the server is shutting down");
+        hd_conn_reply(c);
         return;
     }
     if (unsent_bytes(c) == 0 || c->state == LINGERING)

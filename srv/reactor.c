@@ -81,7 +81,9 @@ static void attend(hd_call *c) {
     bool is_prepared = c->is_prepared;
     pthread_mutex_unlock(&c->mu);
     if (!is_prepared) return; /* events that came early wait for the pool to let go */
-    if (c->generation)
+    if (c->reactor->is_stopping && c->conn)
+        hd_conn_stop(c->conn);
+    else if (c->generation)
         hd_generation_attend(c);
     else if (c->conn)
         hd_conn_reply(c->conn);

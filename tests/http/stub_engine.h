@@ -1,0 +1,334 @@
+/* A stand-in for the engine behind hadal.h, for tests of the server alone: it decides nothing by
+ * itself. A test reads what was submitted and says what happens next, so that every state a request
+ * can be in (queued, silent, streaming, failed) is reached on purpose.
+ *
+ * Tokens 0..255 are bytes; 256 begins, 257 ends, 258 and 259 are <think> and </think>. Included by
+ * one test program, whose definitions the linker takes instead of the library's. */
+#ifndef HD_TEST_STUB_ENGINE_H
+#define HD_TEST_STUB_ENGINE_H
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/utf8.h"
+#include "hadal.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+enum { STUB_BOS = 256, STUB_EOS, STUB_THINK, STUB_END_THINK, STUB_VOCAB = 300, STUB_MAX = 4096 };
+
+typedef struct stub_request {
+    uint64_t id;
+    hd_event_fn on_event;
+    void *user;
+    int32_t prompt[64];
+    int n_prompt, n_generated, max_tokens, min_tokens, n_stop, priority;
+    hd_sampling sampling;
+    uint64_t cache_salt;
+    bool is_open, must_cancel, refused; /* refused: on_event said no */
+    bool is_telling;                    /* an event is being told, by whichever thread */
+} stub_request;
+
+struct hd_engine {
+    pthread_mutex_t mu;
+    pthread_cond_t changed;
+    pthread_t thread;
+    bool is_closing;
+    stub_request r[STUB_MAX];
+    int n, n_open, n_cancelled;
+    int echo_tokens;   /* > 0: each request is answered at once with that many 'x' */
+    int busy_after;    /* submissions that are taken before HD_E_BUSY; -1: all */
+    int64_t submit_ns; /* how long a submission takes */
+    hd_engine_info info;
+    hd_engine_stats stats;
+};
+
+static void stub_event(hd_engine *e, stub_request *r, hd_event ev) {
+    ev.id = r->id;
+    ev.n_prompt = r->n_prompt;
+    ev.n_hit = r->n_prompt / 2;
+    ev.stop_token = -1;
+    if (ev.token >= 0) r->n_generated++;
+    ev.n_generated = r->n_generated;
+    ev.submitted_ns = ev.first_token_ns = ev.now_ns = hd_now_ns();
+    bool is_last = ev.finish != HD_FINISH_NONE;
+    r->is_telling = true;
+    pthread_mutex_unlock(&e->mu);
+    bool ok = r->on_event(r->user, &ev);
+    pthread_mutex_lock(&e->mu);
+    r->is_telling = false;
+    if (!ok && !is_last) r->must_cancel = r->refused = true;
+    if (is_last) {
+        r->is_open = false;
+        e->n_open--;
+    }
+    pthread_cond_broadcast(&e->changed);
+}
+
+/* The engine's thread: ends what was cancelled, answers what is to be answered at once. */
+static void *stub_run(void *arg) {
+    hd_engine *e = arg;
+    pthread_mutex_lock(&e->mu);
+    while (!e->is_closing || e->n_open > 0) {
+        bool did = false;
+        for (int i = 0; i < e->n; i++) {
+            stub_request *r = &e->r[i];
+            if (!r->is_open || r->is_telling) continue;
+            if (r->must_cancel || e->is_closing) {
+                e->n_cancelled++;
+                did = true;
+                stub_event(e, r, (hd_event){.token = -1, .finish = HD_FINISH_CANCELLED});
+            } else if (e->echo_tokens > 0) {
+                did = true;
+                int left = e->echo_tokens - r->n_generated;
+                stub_event(e, r,
+                           (hd_event){.token = 'x',
+                                      .stop_ix = -1,
+                                      .finish = left == 1 ? HD_FINISH_LENGTH : HD_FINISH_NONE});
+            }
+        }
+        if (!did && !(e->is_closing && e->n_open == 0)) pthread_cond_wait(&e->changed, &e->mu);
+    }
+    pthread_mutex_unlock(&e->mu);
+    return NULL;
+}
+
+static hd_engine *stub_open(void) {
+    hd_engine *e = hd_alloc_zero(1, sizeof *e);
+    pthread_mutex_init(&e->mu, NULL);
+    pthread_cond_init(&e->changed, NULL);
+    e->busy_after = -1;
+    e->info = (hd_engine_info){.model_name = "stub",
+                               .arch = "stub",
+                               .backend = "stub",
+                               .device = "stub",
+                               .model_hash = "0123456789abcdef0123456789abcdef",
+                               .max_model_len = 64,
+                               .n_vocab = STUB_VOCAB,
+                               .can_think = true,
+                               .bos = STUB_BOS,
+                               .eos = STUB_EOS};
+    pthread_create(&e->thread, NULL, stub_run, e);
+    return e;
+}
+
+void hd_engine_close(hd_engine *e) {
+    if (!e) return;
+    pthread_mutex_lock(&e->mu);
+    e->is_closing = true;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->mu);
+    pthread_join(e->thread, NULL);
+    pthread_cond_destroy(&e->changed);
+    pthread_mutex_destroy(&e->mu);
+    hd_free(e);
+}
+
+/* ---- what a test does ---- */
+
+/* Waits up to 5 s until `count` of the engine is as wanted; returns what it is then. */
+static int stub_await(hd_engine *e, const int *count, int wanted) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 5;
+    pthread_mutex_lock(&e->mu);
+    while (*count != wanted)
+        if (pthread_cond_timedwait(&e->changed, &e->mu, &until) != 0) break;
+    int found = *count;
+    pthread_mutex_unlock(&e->mu);
+    return found;
+}
+
+/* The ix-th request ever submitted gets an event. */
+static void stub_say(hd_engine *e, int ix, hd_event ev) {
+    pthread_mutex_lock(&e->mu);
+    while (e->r[ix].is_telling) pthread_cond_wait(&e->changed, &e->mu);
+    if (e->r[ix].is_open) stub_event(e, &e->r[ix], ev);
+    pthread_mutex_unlock(&e->mu);
+}
+
+static void stub_text(hd_engine *e, int ix, const char *text) {
+    for (; *text; text++)
+        stub_say(e, ix, (hd_event){.token = (unsigned char)*text, .logprob = -0.5f, .stop_ix = -1});
+}
+
+static void stub_finish(hd_engine *e, int ix, enum hd_finish why) {
+    hd_event ev = {.token = -1, .stop_ix = -1, .finish = why};
+    if (why == HD_FINISH_STOP) {
+        ev.token = STUB_EOS;
+        ev.is_end_token = true;
+    }
+    if (why == HD_FINISH_ERROR) {
+        ev.status = HD_E_NUMERIC;
+        ev.error = "logits of layer 3 are not finite";
+    }
+    stub_say(e, ix, ev);
+}
+
+/* ---- hadal.h ---- */
+
+hd_status hd_engine_open(const hd_engine_config *c, hd_engine **out) {
+    (void)c;
+    *out = stub_open();
+    return HD_OK;
+}
+const hd_engine_info *hd_engine_get_info(const hd_engine *e) { return &e->info; }
+void hd_engine_get_stats(const hd_engine *e, hd_engine_stats *out) {
+    hd_engine *m = (hd_engine *)e;
+    pthread_mutex_lock(&m->mu);
+    *out = m->stats;
+    pthread_mutex_unlock(&m->mu);
+}
+void hd_sampling_init(hd_sampling *s) {
+    *s = (hd_sampling){.temperature = 1, .top_p = 1, .repetition_penalty = 1, .n_top_logprob = -1};
+}
+void hd_request_init(hd_request *r) {
+    *r = (hd_request){0};
+    hd_sampling_init(&r->sampling);
+}
+
+hd_status hd_request_submit(hd_engine *e, const hd_request *q, uint64_t *id) {
+    pthread_mutex_lock(&e->mu);
+    if (e->submit_ns > 0) {
+        struct timespec t = {e->submit_ns / 1000000000, e->submit_ns % 1000000000};
+        pthread_mutex_unlock(&e->mu);
+        nanosleep(&t, NULL);
+        pthread_mutex_lock(&e->mu);
+    }
+    hd_status s = HD_OK;
+    if (q->n_prompt >= e->info.max_model_len)
+        s = HD_FAIL(CONTEXT, "prompt of %d tokens, context of %d", q->n_prompt,
+                    e->info.max_model_len);
+    else if (e->busy_after == 0 || e->n == STUB_MAX)
+        s = HD_FAIL(BUSY, "1024 requests are waiting");
+    if (s == HD_OK) {
+        if (e->busy_after > 0) e->busy_after--;
+        stub_request *r = &e->r[e->n++];
+        *r = (stub_request){.id = (uint64_t)e->n,
+                            .on_event = q->on_event,
+                            .user = q->user,
+                            .n_prompt = q->n_prompt,
+                            .max_tokens = q->max_tokens,
+                            .min_tokens = q->min_tokens,
+                            .n_stop = q->n_stop,
+                            .priority = q->priority,
+                            .sampling = q->sampling,
+                            .cache_salt = q->cache_salt,
+                            .is_open = true};
+        memcpy(r->prompt, q->prompt,
+               (size_t)(q->n_prompt < 64 ? q->n_prompt : 64) * sizeof *r->prompt);
+        *id = r->id;
+        e->n_open++;
+        pthread_cond_broadcast(&e->changed);
+    }
+    pthread_mutex_unlock(&e->mu);
+    return s;
+}
+
+void hd_request_cancel(hd_engine *e, uint64_t id) {
+    pthread_mutex_lock(&e->mu);
+    if (id >= 1 && id <= (uint64_t)e->n && e->r[id - 1].is_open) e->r[id - 1].must_cancel = true;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->mu);
+}
+
+void hd_engine_free_ids(hd_token_list *l) {
+    hd_free(l->id);
+    *l = (hd_token_list){0};
+}
+
+static void stub_add(hd_token_list *l, int32_t id) {
+    l->id = hd_realloc(l->id, (l->n + 1) * sizeof *l->id);
+    l->id[l->n++] = id;
+}
+
+hd_status hd_engine_tokenize(const hd_engine *e, hd_str text, bool match_added, bool add_bos,
+                             hd_token_list *out) {
+    (void)e;
+    (void)match_added;
+    *out = (hd_token_list){0};
+    if (add_bos) stub_add(out, STUB_BOS);
+    for (size_t i = 0; i < text.len; i++) stub_add(out, (unsigned char)text.ptr[i]);
+    return HD_OK;
+}
+
+hd_str hd_engine_token_bytes(const hd_engine *e, int32_t token) {
+    static char bytes[256];
+    (void)e;
+    for (int i = 0; i < 256 && !bytes[255]; i++) bytes[i] = (char)i;
+    if (token == STUB_THINK) return hd_str_of("<think>");
+    if (token == STUB_END_THINK) return hd_str_of("</think>");
+    return token < 256 ? (hd_str){&bytes[token], 1} : (hd_str){"", 0};
+}
+bool hd_engine_token_is_special(const hd_engine *e, int32_t token) {
+    (void)e;
+    return token == STUB_BOS || token == STUB_EOS;
+}
+void hd_engine_detokenize(const hd_engine *e, const int32_t *id, size_t n, bool keep_special,
+                          hd_buf *out) {
+    (void)keep_special;
+    for (size_t i = 0; i < n; i++) {
+        hd_str s = hd_engine_token_bytes(e, id[i]);
+        hd_buf_add(out, s.ptr, s.len);
+    }
+}
+
+hd_status hd_engine_chat(const hd_engine *e, const hd_chat_input *in, hd_token_list *out,
+                         bool *in_reasoning) {
+    *out = (hd_token_list){0};
+    stub_add(out, STUB_BOS);
+    for (size_t i = 0; i < in->n_message; i++) {
+        hd_token_list one;
+        HD_TRY(hd_engine_tokenize(e, in->message[i].content, false, false, &one));
+        for (size_t k = 0; k < one.n; k++) stub_add(out, one.id[k]);
+        hd_engine_free_ids(&one);
+    }
+    stub_add(out, in->thinking ? STUB_THINK : STUB_END_THINK);
+    *in_reasoning = in->thinking;
+    return HD_OK;
+}
+
+struct hd_text_stream {
+    bool in_reasoning;
+    char tail[8], shown[16];
+    size_t n_tail, n_in;
+};
+
+hd_status hd_text_stream_new(const hd_engine *e, const hd_text_stream_options *o,
+                             hd_text_stream **out) {
+    (void)e;
+    *out = hd_alloc_zero(1, sizeof **out);
+    (*out)->in_reasoning = o->in_reasoning;
+    return HD_OK;
+}
+void hd_text_stream_free(hd_text_stream *s) { hd_free(s); }
+
+hd_text_out hd_text_stream_feed(hd_text_stream *s, int32_t token) {
+    hd_str text = {"", 0};
+    if (token < 256) {
+        s->tail[s->n_tail++] = (char)token;
+        s->n_in++;
+        if (!hd_utf8_is_partial(s->tail, s->n_tail)) {
+            memcpy(s->shown, s->tail, s->n_tail);
+            text = (hd_str){s->shown, s->n_tail};
+            s->n_tail = 0;
+        }
+    } else if (token == STUB_END_THINK) {
+        s->in_reasoning = false;
+        s->n_in += 8;
+    }
+    hd_text_out o = {
+        .in_reasoning = s->in_reasoning, .n_in = s->n_in, .n_out = s->n_in - s->n_tail};
+    if (s->in_reasoning)
+        o.reasoning = text;
+    else
+        o.content = text;
+    return o;
+}
+hd_text_out hd_text_stream_end(hd_text_stream *s) {
+    return (hd_text_out){.in_reasoning = s->in_reasoning, .n_in = s->n_in, .n_out = s->n_in};
+}
+
+#endif

@@ -108,7 +108,7 @@ static void release_held(hd_choice *ch, size_t n_out) {
                       &ch->logprobs[t->is_reasoning ? HD_LP_REASONING : HD_LP_CONTENT]);
     }
     ch->n_held -= n;
-    memmove(ch->held, ch->held + n, ch->n_held * sizeof *ch->held);
+    if (n > 0) memmove(ch->held, ch->held + n, ch->n_held * sizeof *ch->held);
 }
 
 static void hold(hd_choice *ch, const hd_gen_event *ev, const hd_top_logprob *top) {

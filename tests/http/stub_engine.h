@@ -141,6 +141,13 @@ static int stub_await(hd_engine *e, const int *count, int wanted) {
     return found;
 }
 
+static int stub_count(hd_engine *e, const int *count) {
+    pthread_mutex_lock(&e->mu);
+    int n = *count;
+    pthread_mutex_unlock(&e->mu);
+    return n;
+}
+
 /* The ix-th request ever submitted gets an event. */
 static void stub_say(hd_engine *e, int ix, hd_event ev) {
     pthread_mutex_lock(&e->mu);

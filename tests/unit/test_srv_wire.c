@@ -1,7 +1,7 @@
 /* The server over real sockets, in front of a stand-in engine: framing, limits, authorisation,
  * clients that leave in every state, slow clients, drain, errors before and after the headers. */
 #include "http/client.h"
-#include "http/stub_engine.h"
+#include "http/stub_engine.c"
 
 #include "base/log.h"
 #include "base/metric.h"

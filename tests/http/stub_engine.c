@@ -2,11 +2,8 @@
  * itself. A test reads what was submitted and says what happens next, so that every state a request
  * can be in (queued, silent, streaming, failed) is reached on purpose.
  *
- * Tokens 0..255 are bytes; 256 begins, 257 ends, 258 and 259 are <think> and </think>. Included by
- * one test program, whose definitions the linker takes instead of the library's. */
-#ifndef HD_TEST_STUB_ENGINE_H
-#define HD_TEST_STUB_ENGINE_H
-
+ * Tokens 0..255 are bytes; 256 begins, 257 ends, 258 and 259 are <think> and </think>. Included in
+ * the source of one test program; the linker takes its definitions instead of the library's. */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/utf8.h"
@@ -337,5 +334,3 @@ hd_text_out hd_text_stream_feed(hd_text_stream *s, int32_t token) {
 hd_text_out hd_text_stream_end(hd_text_stream *s) {
     return (hd_text_out){.in_reasoning = s->in_reasoning, .n_in = s->n_in, .n_out = s->n_in};
 }
-
-#endif

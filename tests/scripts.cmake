@@ -19,6 +19,10 @@ set_tests_properties(tools_eval PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT 600
 add_test(NAME tools_convert COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/convert.test.mjs)
 set_tests_properties(tools_convert PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT 600)
 
+# The server with the embedded model, over raw HTTP.
+add_test(NAME http_serve COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/http/serve.test.mjs)
+set_tests_properties(http_serve PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT 600)
+
 # Suites with npm packages of their own: tests/NAME is copied to build/*/npm/NAME and installed there
 # by the fixture npm_NAME; then node runs a file of it.
 find_program(NPM_PROGRAM npm)

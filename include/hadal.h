@@ -183,7 +183,8 @@ typedef struct hd_chat_input {
     const hd_chat_message *message; /* [n_message] */
     size_t n_message;
     bool thinking;
-    bool continue_final; /* the last message is an assistant's and is continued */
+    bool continue_final;       /* the last message is an assistant's and is continued */
+    bool no_generation_prefix; /* the messages alone, without what makes the model answer */
 } hd_chat_input;
 /* *in_reasoning: whether the answer begins inside reasoning. HD_E_INVALID names a message. */
 HD_MUST_CHECK hd_status hd_engine_chat(const hd_engine *e, const hd_chat_input *in,

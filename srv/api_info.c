@@ -155,15 +155,12 @@ static hd_status tokenize(hd_call *c, const hd_api_in *in, hd_token_list *out) {
         bool in_reasoning;
         HD_TRY(hd_api_messages(in, &q));
         HD_TRY(hd_api_template(in, &q));
-        if (q.no_generation_prompt && !q.continue_final)
-            return hd_api_fail(in->error, HD_E_UNSUPPORTED, "add_generation_prompt",
-                               "'add_generation_prompt' false is supported only together with "
-                               "'continue_final_message'");
         hd_chat_input chat = {.message = q.message,
                               .n_message = q.n_message,
                               .thinking =
                                   q.thinking == HD_API_THINK_ON && hd_engine_get_info(e)->can_think,
-                              .continue_final = q.continue_final};
+                              .continue_final = q.continue_final,
+                              .no_generation_prefix = q.no_generation_prompt};
         s = hd_engine_chat(e, &chat, out, &in_reasoning);
         return s == HD_OK ? s : hd_api_fail_last(in->error, s, "messages");
     }

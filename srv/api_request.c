@@ -298,11 +298,7 @@ static hd_status parse_completion(const hd_api_in *in, hd_api_request *out) {
 static hd_status parse_chat(const hd_api_in *in, hd_api_request *out) {
     HD_TRY(parse_common(in, out));
     HD_TRY(hd_api_messages(in, out));
-    HD_TRY(hd_api_template(in, out));
-    if (out->no_generation_prompt && !out->continue_final)
-        return unsupported(in, "add_generation_prompt",
-                           "false only together with 'continue_final_message'");
-    return HD_OK;
+    return hd_api_template(in, out);
 }
 
 hd_status hd_api_parse(enum hd_api_kind kind, hd_str body, hd_arena *arena, hd_api_request *out,

@@ -125,7 +125,8 @@ static hd_status render_prompts(hd_generation *g, bool *in_reasoning, hd_api_err
         hd_chat_input in = {.message = q->message,
                             .n_message = q->n_message,
                             .thinking = thinking,
-                            .continue_final = q->continue_final};
+                            .continue_final = q->continue_final,
+                            .no_generation_prefix = q->no_generation_prompt};
         hd_status s = hd_engine_chat(g->engine, &in, &g->prompt[0], in_reasoning);
         return s == HD_OK ? s : hd_api_fail_last(e, s, "messages");
     }

@@ -5,6 +5,8 @@
 #include "srv/reactor.h"
 #include "srv/routes.h"
 
+#include <string.h>
+
 enum { thread_max = 64 };
 
 struct hd_pool {
@@ -50,14 +52,17 @@ static void *run(void *arg) {
     return NULL;
 }
 
-hd_pool *hd_pool_new(int n_thread) {
+hd_status hd_pool_new(int n_thread, hd_pool **out) {
     hd_pool *p = hd_alloc_zero(1, sizeof *p);
+    *out = p;
     pthread_mutex_init(&p->mu, NULL);
     pthread_cond_init(&p->has_work, NULL);
     HD_ASSERT(n_thread >= 1 && n_thread <= thread_max);
-    for (; p->n_thread < n_thread; p->n_thread++)
-        HD_ASSERT(pthread_create(&p->thread[p->n_thread], NULL, run, p) == 0);
-    return p;
+    for (; p->n_thread < n_thread; p->n_thread++) {
+        int e = pthread_create(&p->thread[p->n_thread], NULL, run, p);
+        if (e) return HD_FAIL(IO, "cannot start a thread: %s", strerror(e));
+    }
+    return HD_OK;
 }
 
 bool hd_pool_add(hd_pool *p, hd_call *c) {

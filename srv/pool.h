@@ -9,7 +9,7 @@ typedef struct hd_pool hd_pool;
 
 enum { HD_POOL_QUEUE_MAX = 4096 };
 
-hd_pool *hd_pool_new(int n_thread);
+HD_MUST_CHECK hd_status hd_pool_new(int n_thread, hd_pool **out);
 /* Queues the call's handler; when it has run, the call is prepared and its reactor woken. False,
  * and nothing taken, when the queue is full. Any thread. */
 bool hd_pool_add(hd_pool *p, hd_call *c);

@@ -61,12 +61,17 @@ static int bound_port(int fd) {
 
 static int try_bind(const struct addrinfo *a) {
     static const int one = 1, send_buffer = send_buffer_bytes;
+    static const int keep_idle_s = 30, keep_interval_s = 10, keep_count = 3;
     int fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) return -1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof send_buffer);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    /* A client whose machine vanished, while nothing is sent to it, is noticed within a minute. */
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &keep_idle_s, sizeof keep_idle_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &keep_interval_s, sizeof keep_interval_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &keep_count, sizeof keep_count);
     if (bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, 1) == 0) return fd;
     int e = errno;
     close(fd);
@@ -132,7 +137,7 @@ hd_status hd_server_open(const hd_server_config *c, hd_server **out) {
         discard(s);
         return status;
     }
-    s->pool = hd_pool_new(s->config.n_pool);
+    status = hd_pool_new(s->config.n_pool, &s->pool);
     for (int i = 0; i < s->config.n_reactor && status == HD_OK; i++)
         status = hd_reactor_start(s->reactor[i]);
     if (status != HD_OK) {

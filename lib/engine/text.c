@@ -82,7 +82,8 @@ hd_status hd_engine_chat(const hd_engine *e, const hd_chat_input *in, hd_token_l
     hd_chat_prompt p = {.message = copy,
                         .n_message = in->n_message,
                         .thinking = in->thinking,
-                        .continue_final = in->continue_final};
+                        .continue_final = in->continue_final,
+                        .no_generation_prefix = in->no_generation_prefix};
     hd_ids ids = {0};
     hd_status s = hd_chat_encode(e->chat, e->tokenizer, &p, &ids, in_reasoning);
     hd_free(copy);

@@ -103,7 +103,7 @@ static bool v31_write(struct writer *w, const hd_chat_prompt *p) {
         }
     }
     flush(w);
-    if (!after_user) return false;
+    if (!after_user || p->no_generation_prefix) return false;
     marker(w, ASSISTANT);
     marker(w, p->thinking ? THINK : THINK_END);
     return p->thinking;
@@ -150,7 +150,7 @@ static hd_status check_messages(const hd_chat_prompt *p) {
         n_byte += m[i].content.len;
     }
     enum hd_role last = m[n - 1].role;
-    if (last == HD_ROLE_ASSISTANT && !p->continue_final)
+    if (last == HD_ROLE_ASSISTANT && !p->continue_final && !p->no_generation_prefix)
         return HD_FAIL(INVALID,
                        "message %zu: the last message is an assistant message: it can only be "
                        "continued (prefix), or be followed by a user or tool message",

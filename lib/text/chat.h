@@ -26,17 +26,19 @@ bool hd_chat_can_think(const hd_chat_encoding *e);
 
 /* Appends the prompt's ids, bos included (once; the caller adds none). When the last message is an
  * assistant message with continue_final it is left open (no end token) and generation continues it;
- * otherwise the generation prefix is written, as the official template does: not after tool
- * messages, which the model continues directly. *in_reasoning: whether the output begins inside
- * reasoning. HD_E_INVALID names the message that cannot be encoded (index and role): no messages,
- * an unknown role, an assistant's message last without continue_final, or another's with it.
- * HD_E_UNSUPPORTED names the marker that the tokenizer lacks. HD_E_TOO_LARGE: over 1 GiB of text.
+ * otherwise the generation prefix is written (but for no_generation_prefix), as the official
+ * template does: not after tool messages, which the model continues directly. *in_reasoning:
+ * whether the output begins inside reasoning. HD_E_INVALID names the message that cannot be encoded
+ * (index and role): no messages, an unknown role, an assistant's message last without
+ * continue_final, or another's with it. HD_E_UNSUPPORTED names the marker that the tokenizer lacks.
+ * HD_E_TOO_LARGE: over 1 GiB of text.
  */
 typedef struct hd_chat_prompt {
     const hd_message *message; /* [n_message] */
     size_t n_message;
     bool thinking;
     bool continue_final;
+    bool no_generation_prefix; /* the messages alone; an assistant's may be the last, closed */
 } hd_chat_prompt;
 HD_MUST_CHECK hd_status hd_chat_encode(const hd_chat_encoding *e, const hd_tokenizer *t,
                                        const hd_chat_prompt *p, hd_ids *out, bool *in_reasoning);

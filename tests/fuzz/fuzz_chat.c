@@ -19,7 +19,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static hd_message m[message_max];
     size_t of_role[4] = {0};
     if (size == 0) return 0;
-    hd_chat_prompt p = {.message = m, .thinking = *data & 1, .continue_final = *data & 2};
+    hd_chat_prompt p = {.message = m,
+                        .thinking = *data & 1,
+                        .continue_final = *data & 2,
+                        .no_generation_prefix = *data & 4};
     const hd_tokenizer *t = small_tokenizer(1);
     data++;
     while (end - data >= 2 && p.n_message < message_max) {

@@ -153,6 +153,14 @@ test('tokenize and chat agree, prompts too long are named, overload is refused a
     const answer = await (await post(server, '/v1/chat/completions', { messages: STORY, max_tokens: 1, return_token_ids: true }, init)).json();
     assert.deepEqual(answer.prompt_token_ids, tokens.tokens);
     assert.equal(answer.usage.prompt_tokens, tokens.count);
+    const bare = await (await post(server, '/tokenize', { messages: STORY, add_generation_prompt: false }, init)).json();
+    assert.deepEqual(bare.tokens, tokens.tokens.slice(0, -2)); // without <｜Assistant｜></think>
+    const begun = [...STORY, { role: 'assistant', content: 'Once upon' }];
+    const open = await (await post(server, '/tokenize', { messages: begun, continue_final_message: true }, init)).json();
+    const prefix = [...STORY, { role: 'assistant', content: 'Once upon', prefix: true }];
+    const continued = await (await post(server, '/v1/chat/completions', { messages: prefix, max_tokens: 4, temperature: 0, return_token_ids: true }, init)).json();
+    assert.deepEqual(continued.prompt_token_ids, open.tokens);
+    assert.equal(continued.choices[0].message.content, ' a time, in');
     const long = await post(server, '/v1/chat/completions', { messages: user('word '.repeat(4000)) }, init);
     assert.equal(long.status, 400);
     assert.equal((await long.json()).error.code, 'context_length_exceeded');

@@ -278,7 +278,6 @@ static void unsupported_is_said(void **state) {
         {C, CHAT("\"use_beam_search\":true"), HD_E_UNSUPPORTED, "use_beam_search"},
         {C, CHAT("\"modalities\":[\"text\",\"audio\"]"), HD_E_UNSUPPORTED, "modalities"},
         {C, CHAT("\"audio\":{\"voice\":\"a\"}"), HD_E_UNSUPPORTED, "audio"},
-        {C, CHAT("\"add_generation_prompt\":false"), HD_E_UNSUPPORTED, "add_generation_prompt"},
         {C, "{\"messages\":[{\"role\":\"function\",\"content\":\"\"}]}", HD_E_UNSUPPORTED,
          "messages[0].role"},
         {C, "{\"messages\":[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{}]}]}",

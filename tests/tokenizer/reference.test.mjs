@@ -108,9 +108,10 @@ test('golden texts of DeepSeek-V3', () => {
   compare(texts, ours(texts, ['--tokenizer', v3Path]), cases.map((c) => c.ids));
 });
 
-test('golden texts of the embedded model', () => {
+test('golden texts of the embedded model, its tokenizer read from its own file', () => {
   const cases = readGolden('golden_mini.jsonl');
   const texts = cases.map((c) => c.text);
+  compare(texts, ours(texts, []), cases.map((c) => c.ids));
   compare(texts, ours(texts, ['--tokenizer', miniPath]), cases.map((c) => c.ids));
 });
 
@@ -123,6 +124,7 @@ test('random texts, the embedded model', async () => {
   const texts = Array.from({ length: Math.ceil(nLines / 3) }, () => wellFormed(randomText()));
   const expected = await theirs(texts, readFileSync(miniPath, 'utf8'));
   compare(texts, ours(texts, ['--tokenizer', miniPath]), expected);
+  compare(texts, ours(texts, []), expected);
 });
 
 test('random texts as plain text: markup is not matched', async () => {

@@ -202,6 +202,11 @@ static void draws_follow_the_distribution(void **state) {
     s.min_p = 0.1f;
     draw_many(&s, 200, "min_p");
     plain(&s);
+    s.top_k = 300;
+    draw_many(&s, 2000, "top_k of many");
+    s.top_p = 0.8f;
+    draw_many(&s, 2000, "top_k and top_p of many");
+    plain(&s);
     s.frequency_penalty = 0.7f;
     s.presence_penalty = -0.8f;
     s.repetition_penalty = 1.7f;
@@ -274,6 +279,25 @@ static void random_settings_agree_with_naive(void **state) {
         }
         hd_sampler_free(s);
         hd_sampler_desk_free(d);
+    }
+}
+
+/* A cut that cuts nothing off changes no draw. */
+static void an_idle_cut_changes_nothing(void **state) {
+    (void)state;
+    rng_state = 8;
+    enum { n = 500 };
+    float logits[n];
+    for (int i = 0; i < n; i++) logits[i] = uniform(-6, 6);
+    for (uint64_t seed = 0; seed < 300; seed++) {
+        hd_sampling s;
+        plain(&s);
+        int32_t t = sample_one(&s, logits, n, seed);
+        s.top_k = n;
+        assert_int_equal(sample_one(&s, logits, n, seed), t);
+        s.top_k = 0;
+        s.min_p = 1e-30f;
+        assert_int_equal(sample_one(&s, logits, n, seed), t);
     }
 }
 
@@ -455,6 +479,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(draws_follow_the_distribution),
         cmocka_unit_test(random_settings_agree_with_naive),
+        cmocka_unit_test(an_idle_cut_changes_nothing),
         cmocka_unit_test(extremes),
         cmocka_unit_test(everything_banned_is_an_error),
         cmocka_unit_test(non_finite_rows_are_refused),

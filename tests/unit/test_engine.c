@@ -4,15 +4,19 @@
 #include "hadal.h"
 #include "support/allocs.h"
 #include "support/check.h"
+#include "support/files.h"
 
 #include "base/log.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
+#include <spawn.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -388,6 +392,72 @@ static void every_split_of_a_prompt(void **state) {
     engine_close(plain);
     free(want);
     free(got);
+}
+
+static void convert(const char *source, const char *target) {
+    const char *bin = getenv("HADAL_BIN");
+    if (!bin) fail_msg("HADAL_BIN does not name the program");
+    char *arg[] = {strdup("hadal"), strdup("convert"), strdup(source), strdup(target), NULL};
+    posix_spawn_file_actions_t quiet;
+    posix_spawn_file_actions_init(&quiet);
+    posix_spawn_file_actions_addopen(&quiet, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+    pid_t pid;
+    int status = -1;
+    assert_int_equal(posix_spawn(&pid, bin, &quiet, NULL, arg, environ), 0);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    posix_spawn_file_actions_destroy(&quiet);
+    for (int i = 0; i < 4; i++) free(arg[i]);
+}
+
+/* A folder of safetensors and the GGUF made from it: the same bits. Neither has a tokenizer. */
+static void a_folder_equals_its_gguf(void **state) {
+    (void)state;
+    static const char *const family[] = {"v3", "v3-yarn-mscale-pair"};
+    static const char *const backend[] = {"ref", "auto"};
+    enum { n = 5 };
+    gen *a = calloc(n, sizeof *a), *b = calloc(n, sizeof *b);
+    char *dir = test_temp_dir(), gguf[4096];
+    for (int f = 0; f < 2; f++) {
+        char folder[256];
+        snprintf(folder, sizeof folder, "tests/golden/families/%s", family[f]);
+        snprintf(gguf, sizeof gguf, "%s/%s.gguf", dir, family[f]);
+        const char *source = test_path(folder);
+        convert(source, gguf);
+        for (int k = 0; k < 2; k++) {
+            hd_engine_config c = config();
+            c.backend = backend[k];
+            c.model = source;
+            hd_engine *from_folder = engine(&c);
+            c.model = gguf;
+            hd_engine *from_gguf = engine(&c);
+            const hd_engine_info *info = hd_engine_get_info(from_folder);
+            assert_string_equal(hd_engine_get_info(from_gguf)->arch, info->arch);
+            rng_state = 40 + (uint64_t)f;
+            for (int i = 0; i < n; i++) {
+                gen_init(&a[i]);
+                a[i].r.n_prompt = 1 + below(100);
+                for (int t = 0; t < a[i].r.n_prompt; t++) a[i].prompt[t] = below(info->n_vocab);
+                a[i].r.max_tokens = 6;
+                a[i].r.sampling.temperature = (float)(i % 2);
+                a[i].r.sampling.has_seed = true;
+                b[i] = a[i];
+                b[i].r.prompt = b[i].prompt;
+                b[i].r.user = &b[i];
+                gen_run(from_folder, &a[i]);
+                gen_run(from_gguf, &b[i]);
+                check_same(&a[i], &b[i], family[f], i);
+            }
+            hd_token_list l;
+            assert_int_equal(hd_engine_tokenize(from_gguf, hd_str_of("a"), false, false, &l),
+                             HD_E_UNSUPPORTED);
+            engine_close(from_folder);
+            engine_close(from_gguf);
+        }
+    }
+    test_remove_dir(dir);
+    free(a);
+    free(b);
 }
 
 /* ---- seeds and sampling ---- */
@@ -791,6 +861,24 @@ static void the_engine_thread_allocates_nothing(void **state) {
     free(g);
 }
 
+static void an_idle_engine_sleeps(void **state) {
+    (void)state;
+    hd_engine_config c = config();
+    c.n_thread = 2;
+    hd_engine *e = engine(&c);
+    gen *g = calloc(1, sizeof *g);
+    gen_init(g);
+    fill_prompt(e, g, 5, 0);
+    g->r.max_tokens = 5;
+    gen_run(e, g);
+    sleep_ms(50); /* the last turn ends after its last event */
+    clock_t before = clock();
+    sleep_ms(2000);
+    assert_true((double)(clock() - before) / CLOCKS_PER_SEC < 0.02); /* 1 % of a core */
+    engine_close(e);
+    free(g);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(facts),
@@ -804,7 +892,9 @@ int main(void) {
         cmocka_unit_test(cancels),
         cmocka_unit_test(a_close_ends_what_runs),
         cmocka_unit_test(the_engine_thread_allocates_nothing),
+        cmocka_unit_test(an_idle_engine_sleeps),
         cmocka_unit_test(every_split_of_a_prompt),
+        cmocka_unit_test(a_folder_equals_its_gguf),
         cmocka_unit_test(the_oracle_too),
         cmocka_unit_test(equal_bits_in_every_setting),
         cmocka_unit_test(preempted_ones_go_on),

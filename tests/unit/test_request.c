@@ -3,8 +3,8 @@
 #include "engine/request.h"
 #include "engine/sizes.h"
 #include "support/check.h"
+#include "support/files.h"
 
-#include <ftw.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -198,7 +198,7 @@ static void configuration_is_checked(void **state) {
 
 /* ---- memory ---- */
 
-static char root[256];
+static char *root;
 
 static void plant(const char *path, const char *text) {
     char full[1024];
@@ -214,17 +214,9 @@ static void plant(const char *path, const char *text) {
     fclose(f);
 }
 
-static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *at) {
-    (void)st;
-    (void)kind;
-    (void)at;
-    return remove(path);
-}
-
 static void free_memory(void **state) {
     (void)state;
-    snprintf(root, sizeof root, "/tmp/hadal-test-memory-XXXXXX");
-    assert_non_null(mkdtemp(root));
+    root = test_temp_dir();
     assert_int_equal(hd_memory_free_bytes(root), 0);
     plant("/proc/meminfo", "MemTotal: 100000 kB\nMemFree: 1 kB\nMemAvailable:    5000 kB\n");
     assert_int_equal(hd_memory_free_bytes(root), 5000 * 1024);
@@ -243,7 +235,7 @@ static void free_memory(void **state) {
     plant("/sys/fs/cgroup/memory/x/memory.usage_in_bytes", "300000\n");
     assert_int_equal(hd_memory_free_bytes(root), 400000);
     assert_true(hd_memory_free_bytes("") > 0);
-    assert_int_equal(nftw(root, remove_one, 8, FTW_DEPTH | FTW_PHYS), 0);
+    test_remove_dir(root);
 }
 
 int main(void) {

@@ -128,6 +128,11 @@ static void written_out(void **state) {
     p.n_message = 6;
     p.continue_final = true;
     prompt_is(&p, TURNS "</think>4, I th", false);
+    p.continue_final = false;
+    p.no_generation_prefix = true;
+    prompt_is(&p, TURNS "</think>4, I th" EOS, false);
+    p.n_message = 2;
+    prompt_is(&p, BOS "Be brief.<｜User｜>1+1?", false);
     hd_message tools[] = {{HD_ROLE_USER, hd_str_of("q")},
                           {HD_ROLE_ASSISTANT, hd_str_of("call")},
                           {HD_ROLE_TOOL, hd_str_of("r1")},

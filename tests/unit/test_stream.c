@@ -45,6 +45,7 @@ struct text {
     size_t n_reasoning, n_content;
     bool stopped;
     int stop_ix;
+    size_t n_out; /* bytes of the output that were decided: all, or up to a stop */
 };
 
 static void append(struct text *x, hd_stream_out o) {
@@ -61,6 +62,8 @@ static void append(struct text *x, hd_stream_out o) {
     x->reasoning[x->n_reasoning] = x->content[x->n_content] = 0;
     x->stopped = o.stopped;
     x->stop_ix = o.stop_ix;
+    assert_true(o.n_out >= x->n_out && o.n_out >= x->n_reasoning + x->n_content);
+    x->n_out = o.n_out;
 }
 
 static void feed_all(hd_stream *s, const int32_t *id, size_t n, struct text *x) {
@@ -149,6 +152,7 @@ static void compute(const hd_tokenizer *t, const hd_stream_options *o, const int
         }
         if (longest) cut = o->include_stop ? end : end - longest;
     }
+    x->n_out = cut;
     for (size_t i = 0; i < cut; i++) {
         if (part[i] == 'r') x->reasoning[x->n_reasoning++] = all.byte[i];
         if (part[i] == 'c') x->content[x->n_content++] = all.byte[i];
@@ -220,6 +224,7 @@ static void equals_the_computation(void **state) {
                      want.content, found.reasoning, found.content);
         assert_int_equal(found.stopped, want.stopped);
         assert_int_equal(found.stop_ix, want.stop_ix);
+        assert_int_equal(found.n_out, want.n_out);
         n_stopped += found.stopped;
         n_reasoned += found.n_reasoning > 0;
         hd_stream_free(s);
@@ -361,6 +366,23 @@ static void long_stop_strings(void **state) {
     hd_stream_free(s);
 }
 
+/* Stop strings are sought only in what comes after the first min_tokens tokens. */
+static void stops_after_min_tokens(void **state) {
+    (void)state;
+    hd_str stop = hd_str_of("ab");
+    for (int min = -1; min < 5; min++) {
+        hd_stream *s =
+            stream(with_ids, (hd_stream_options){.min_tokens = min, .stop = &stop, .n_stop = 1});
+        struct text x;
+        const int32_t ab[] = {byte_token(with_ids, 'a'), byte_token(with_ids, 'b'),
+                              byte_token(with_ids, 'a'), byte_token(with_ids, 'b')};
+        feed_all(s, ab, HD_COUNT_OF(ab), &x);
+        assert_int_equal(x.stopped, min <= 2);
+        assert_string_equal(x.content, min <= 0 ? "" : min <= 2 ? "ab" : "abab");
+        hd_stream_free(s);
+    }
+}
+
 /* The same text by other tokens gives the same result, in whatever pieces. */
 static void any_grouping(void **state) {
     (void)state;
@@ -402,6 +424,7 @@ int main(void) {
         cmocka_unit_test(an_output_may_open_its_own_reasoning),
         cmocka_unit_test(stops_are_checked),
         cmocka_unit_test(long_stop_strings),
+        cmocka_unit_test(stops_after_min_tokens),
         cmocka_unit_test(any_grouping),
     };
     return cmocka_run_group_tests(tests, load_both, free_both);

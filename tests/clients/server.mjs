@@ -14,6 +14,9 @@ export const BUILD_DIR = process.env.HADAL_BUILD_DIR;
 const BIN = process.env.HADAL_BIN;
 if (!BIN || !SOURCE_DIR || !BUILD_DIR) throw new Error('HADAL_BIN, HADAL_SOURCE_DIR and HADAL_BUILD_DIR must be set, as ctest does');
 
+// So that servers are killed on the way out (Server below).
+for (const signal of ['SIGINT', 'SIGTERM']) process.once(signal, () => process.exit(1));
+
 /** Polls until ask() gives something true; fails with what it last gave. */
 export async function until(what, ask, limitMs = 20_000) {
     const end = Date.now() + limitMs;

@@ -51,8 +51,11 @@ static void describe_weights(hd_engine *e) {
     e->info.weight_format = hd_format_get(most)->name;
 }
 
-static hd_status open_text(hd_engine *e, const hd_engine_config *c) {
+static hd_status open_text(hd_engine *e, const hd_engine_config *c, int n_vocab) {
     HD_TRY(hd_engine_open_tokenizer(e->checkpoint, c->tokenizer, &e->tokenizer));
+    if (e->tokenizer && hd_tokenizer_size(e->tokenizer) > (size_t)n_vocab)
+        return HD_FAIL(INVALID, "tokenizer: %zu tokens, but the model's vocabulary has %d",
+                       hd_tokenizer_size(e->tokenizer), n_vocab);
     e->info.chat_encoding = "none";
     if (!e->tokenizer) {
         if (!c->chat_encoding) return HD_OK;
@@ -255,7 +258,7 @@ static hd_status open_parts(hd_engine *e, const hd_engine_config *c) {
     HD_TRY(hd_hparams_read(e->checkpoint, &hp));
     e->info.model_name = name_model(e, c, &hp);
     describe_weights(e);
-    HD_TRY(open_text(e, c));
+    HD_TRY(open_text(e, c, hp.n_vocab));
     HD_TRY(open_device(e, c));
     enum hd_format kv_format;
     HD_TRY(choose_kv_format(e, c->kv_cache_dtype, &kv_format));

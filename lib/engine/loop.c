@@ -30,6 +30,8 @@ struct hd_loop {
     _Atomic bool is_stopping;
 };
 
+static void publish(hd_loop *l);
+
 hd_loop *hd_loop_new(const hd_loop_config *c) {
     hd_loop *l = hd_alloc_zero(1, sizeof *l);
     l->c = *c;
@@ -50,6 +52,7 @@ hd_loop *hd_loop_new(const hd_loop_config *c) {
     hd_sched_batch_init(&l->c.sched, &l->batch);
     l->board = hd_stats_board_new();
     atomic_store(&l->next_seed, c->seed);
+    publish(l);
     return l;
 }
 
@@ -280,8 +283,6 @@ static void commit(hd_loop *l) {
         commit_token(l, hd_seq_user(hd_sched_out_seq(l->sched, &l->batch, i)), i);
 }
 
-static void publish(hd_loop *l);
-
 /* Tells every job in the list its event. One that refuses is cancelled, and comes again at the end
  * of the list. What was freed is published first, so that a receiver of the last event sees it. */
 static void emit(hd_loop *l) {
@@ -336,6 +337,8 @@ void hd_loop_end_all(hd_loop *l, hd_status status) {
         end_job(l, j, status == HD_OK ? HD_FINISH_CANCELLED : HD_FINISH_ERROR, status);
     }
     emit(l);
+    /* Cancels that receivers posted while they were told the end. */
+    for (hd_message m; hd_inbox_pop(l->inbox, &m);) hd_inbox_unref(l->inbox, m.job);
 }
 
 void hd_loop_run(hd_loop *l) {

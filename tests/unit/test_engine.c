@@ -752,6 +752,10 @@ static void refusals_at_opening(void **state) {
     c = config();
     c.tokenizer = "/nowhere/tokenizer.json";
     check_open_fails(c, HD_E_NOT_FOUND, "/nowhere/tokenizer.json");
+    c = config(); /* 4096 tokens for a vocabulary of 320 */
+    c.model = test_path("tests/golden/families/v3");
+    c.tokenizer = test_path("models/mini/mini-bf16.gguf");
+    check_open_fails(c, HD_E_INVALID, "320");
     c = config();
     c.max_model_len = 1000;
     c.max_tokens_in_paged_kv_cache = 999;

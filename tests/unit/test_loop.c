@@ -142,7 +142,8 @@ typedef struct receiver {
     uint64_t id;
     int32_t prompt[token_max], token[token_max];
     int n_prompt, n_token, n_end, n_event;
-    int refuse_at; /* returns false at this event; 0: never */
+    int refuse_at;      /* returns false at this event; 0: never */
+    hd_loop *cancel_in; /* cancels itself there at every event */
     hd_event last;
     char error[256];
 } receiver;
@@ -162,6 +163,7 @@ static bool receive(void *user, const hd_event *ev) {
     v->last = *ev;
     v->n_end += ev->finish != HD_FINISH_NONE;
     snprintf(v->error, sizeof v->error, "%s", ev->error ? ev->error : "");
+    if (v->cancel_in) hd_loop_cancel(v->cancel_in, ev->id);
     return v->n_event != v->refuse_at;
 }
 
@@ -209,6 +211,9 @@ static void one_request_to_its_limit(void **state) {
         rig_init(&g, 40, 4);
         g.fake.gives_logits = logits;
         rig_start(&g);
+        hd_engine_stats fresh;
+        hd_loop_get_stats(g.loop, &fresh);
+        assert_int_equal(fresh.n_page_free, 40);
         assert_false(turn(&g));
         static receiver v;
         v = (receiver){0};
@@ -536,6 +541,7 @@ static void end_all_tells_everyone(void **state) {
             if (i < n_turn) turn(&g);
         }
         hd_loop_cancel(g.loop, v[3].id);
+        for (int i = 0; i < 6; i += 2) v[i].cancel_in = g.loop;
         hd_loop_end_all(g.loop, HD_OK);
         for (int i = 0; i < 6; i++) {
             assert_int_equal(v[i].n_end, 1);

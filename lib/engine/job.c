@@ -23,7 +23,8 @@ hd_status hd_job_new(const hd_job_spec *spec, hd_job **out) {
     j->n_prompt = r->n_prompt;
     j->n_new_max = r->max_tokens > 0 && r->max_tokens < room ? r->max_tokens : room;
     j->n_new_min = r->min_tokens;
-    j->end_token = hd_alloc_zero((size_t)(r->n_stop_token + spec->n_end_token), sizeof(int32_t));
+    j->end_token =
+        hd_alloc_zero((size_t)r->n_stop_token + (size_t)spec->n_end_token, sizeof(int32_t));
     add_end_tokens(j, r->stop_token, r->n_stop_token);
     if (!r->ignore_eos) add_end_tokens(j, spec->end_token, spec->n_end_token);
     hd_seq_spec seq = {.id = j->id,

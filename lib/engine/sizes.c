@@ -54,7 +54,7 @@ static int64_t count_pages(const hd_engine_config *c, int n_ctx, size_t tok_byte
 
 static hd_status window_does_not_fit(const hd_engine_config *c, int n_ctx, int64_t n_page,
                                      size_t tok_bytes, uint64_t free_bytes) {
-    long long pool = (long long)(n_page * c->block_size);
+    long long pool = (long long)n_page * c->block_size;
     if (c->max_tokens_in_paged_kv_cache > 0)
         return HD_FAIL(CONTEXT,
                        "max_model_len %d does not fit: max_tokens_in_paged_kv_cache %lld makes "

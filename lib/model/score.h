@@ -30,7 +30,8 @@ void hd_scorer_extend(hd_scorer *s, int seq, int32_t token);
 void hd_scorer_drop(hd_scorer *s, int seq);           /* its pages are free again */
 int hd_scorer_n_pending(const hd_scorer *s, int seq); /* tokens not computed yet */
 
-/* logits [n_vocab]: of position pos, valid during the call. May call extend, drop and add. */
+/* logits [n_vocab]: of position pos, valid during the call. May call extend and add, and drop of a
+ * sequence that has no further wanted row in this step. */
 typedef void (*hd_score_fn)(void *user, int seq, int pos, const float *logits);
 
 /* One forward pass over pending rows, at most `chunk` of each sequence (0: no bound), as many as

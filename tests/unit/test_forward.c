@@ -249,7 +249,8 @@ static void every_split_gives_the_same_bits(void **state) {
             loaded l = open_family(backends[b].backend, "v3-yarn-mscale-pair", formats[f]);
             for (int form = HD_MLA_ABSORBED; form <= HD_MLA_EXPANDED; form++) {
                 float *whole = logits_of(&l, id, 90, (way){form, 0, 0, 1});
-                for (int first = 1; first < 40; first++) {
+                int stride = formats[f] == HD_F32 ? 1 : 9; /* the type is read back either way */
+                for (int first = 1; first < 40; first += stride) {
                     float *split = logits_of(&l, id, 40, (way){form, first, 0, (uint64_t)first});
                     assert_same_bits(&l, split, whole, 40, "split after", first);
                     free(split);

@@ -34,12 +34,14 @@ typedef struct hd_cpu_product {
     bool is_sum;     /* add to what c holds; else c is overwritten */
 } hd_cpu_product;
 
-/* Activations in 32-blocks: x = d * q. The representation of q is the level's own. */
+/* Activations in 32-blocks of 16-bit integers: x = d * n, |n| <= 32512, so that what Q8_0 loses is
+ * the weights' rounding and no more. A row of 32 n takes 64 bytes: int16, or (for vpdpbusd) the 32
+ * upper halves and then the 32 lower halves, n = 256 * upper + lower, both signed 8-bit. */
 typedef struct hd_cpu_qrows {
     int n_k;      /* elements a row, multiple of 32 */
-    void *q;      /* [R, n_k] of q_bytes each */
+    int16_t *q;   /* [R, n_k] in the level's order */
     float *d;     /* [R, n_k/32] */
-    int32_t *sum; /* [R, n_k/32] -128 * sum of q: for kernels whose weights are offset by 128 */
+    int32_t *sum; /* [R, n_k/32] -128 * sum of n: for kernels whose weights are offset by 128 */
 } hd_cpu_qrows;
 
 /* As hd_cpu_product for Q8_0 weights: c += (float)(integer dot of a block) * (d_w * d_x), blocks
@@ -57,7 +59,6 @@ typedef struct hd_cpu_qproduct {
 
 typedef struct hd_cpu_kernels {
     const char *name, *title; /* option value; for people */
-    size_t q_bytes;           /* bytes of one quantised activation */
     /* panel[k*ld + o] = element k0+k of row[o], k < n_k; lanes from n_row up to the next multiple
      * of 16 become 0, as do rows that are NULL. k0 is a multiple of 32. Reads no byte outside the
      * elements named. */

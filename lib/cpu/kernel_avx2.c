@@ -29,6 +29,7 @@ static inline V v_pow2(VI n) {
 }
 static inline VI vi_half(VI n) { return _mm256_srai_epi32(n, 1); }
 static inline VI vi_sub(VI a, VI b) { return _mm256_sub_epi32(a, b); }
+static inline VI vi_add(VI a, VI b) { return _mm256_add_epi32(a, b); }
 
 static inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
 static inline V v_decode_f32(const unsigned char *p) {
@@ -85,15 +86,15 @@ static inline void v_transpose(V r[VN]) {
 
 /* ---- Q8_0: weights and activations as 16-bit integers, panel [k/2][HD_CPU_STRIP][2] ---- */
 
-typedef int16_t qelem;
-
-static inline void q_store(qelem *q, V x) {
-    __m256i n = _mm256_cvtps_epi32(x);
+static inline void q_store(int16_t *q, int at, VI n) {
     __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(n, n), 0x08);
-    _mm_storeu_si128((__m128i *)(void *)q, _mm256_castsi256_si128(packed));
+    _mm_storeu_si128((__m128i *)(void *)(q + at), _mm256_castsi256_si128(packed));
 }
 
-static inline void q_unpack_block(const unsigned char *const *row, size_t offset, qelem *panel,
+#define QPANEL_BLOCK_BYTES (2 * HD_CPU_QBLOCK * HD_CPU_STRIP)
+#define QPANEL_LANE_BYTES 4
+
+static inline void q_unpack_block(const unsigned char *const *row, size_t offset, char *panel,
                                   int lane0) {
     for (int o = 0; o < HD_CPU_LANES; o += 8) {
         for (int half = 0; half < 2; half++) {
@@ -110,28 +111,26 @@ static inline void q_unpack_block(const unsigned char *const *row, size_t offset
             }
             v_transpose(r);
             for (int i = 0; i < 8; i++) {
-                qelem *to = panel + ((half * 8 + i) * HD_CPU_STRIP + lane0 + o) * 2;
+                char *to = panel + ((half * 8 + i) * HD_CPU_STRIP + lane0 + o) * 4;
                 _mm256_storeu_si256((__m256i *)(void *)to, _mm256_castps_si256(r[i]));
             }
         }
     }
 }
 
-#define QPANEL_BLOCK_BYTES (sizeof(qelem) * HD_CPU_QBLOCK * HD_CPU_STRIP)
-#define QPANEL_LANE(lane) (2 * (lane))
 #define QTILE_ROWS 3
 #define QTILE_LANES 16
 
-static inline __attribute__((always_inline)) void q_tile(const qelem *const *x, const int32_t *sum,
-                                                         const qelem *panel, int n_row,
-                                                         V out[][QTILE_LANES / VN]) {
+static inline __attribute__((always_inline)) void q_tile(const int16_t *const *x,
+                                                         const int32_t *sum, const char *panel,
+                                                         int n_row, V out[][QTILE_LANES / VN]) {
     (void)sum;
     __m256i acc[QTILE_ROWS][2];
     _Pragma("GCC unroll 16") for (int r = 0; r < n_row; r++) acc[r][0] = acc[r][1] =
         _mm256_setzero_si256();
-    for (int k = 0; k < HD_CPU_QBLOCK; k += 2, panel += 2 * HD_CPU_STRIP) {
+    for (int k = 0; k < HD_CPU_QBLOCK; k += 2, panel += 4 * HD_CPU_STRIP) {
         __m256i w0 = _mm256_loadu_si256((const __m256i *)(const void *)panel);
-        __m256i w1 = _mm256_loadu_si256((const __m256i *)(const void *)(panel + 16));
+        __m256i w1 = _mm256_loadu_si256((const __m256i *)(const void *)(panel + 32));
         _Pragma("GCC unroll 16") for (int r = 0; r < n_row; r++) {
             int pair;
             __builtin_memcpy(&pair, x[r] + k, sizeof pair);

@@ -29,6 +29,7 @@ static inline V v_pow2(VI n) {
 }
 static inline VI vi_half(VI n) { return _mm512_srai_epi32(n, 1); }
 static inline VI vi_sub(VI a, VI b) { return _mm512_sub_epi32(a, b); }
+static inline VI vi_add(VI a, VI b) { return _mm512_add_epi32(a, b); }
 
 static inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
 static inline V v_decode_f32(const unsigned char *p) { return _mm512_loadu_ps(p); }
@@ -94,14 +95,20 @@ static inline __attribute__((always_inline)) void v_transpose(V r[VN]) {
 
 /* ---- Q8_0: 8-bit weights plus 128, panel [k/4][HD_CPU_STRIP][4] ---- */
 
-typedef int8_t qelem;
-
-static inline void q_store(qelem *q, V x) {
-    _mm_storeu_si128((__m128i *)(void *)q, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
+/* n = 256 * upper + lower, the upper half rounded so that the lower one is signed too. */
+static inline void q_store(int16_t *q, int at, VI n) {
+    VI upper = _mm512_srai_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(128)), 8);
+    VI lower = _mm512_sub_epi32(n, _mm512_slli_epi32(upper, 8));
+    char *block = (char *)q;
+    _mm_storeu_si128((__m128i *)(void *)(block + at), _mm512_cvtepi32_epi8(upper));
+    _mm_storeu_si128((__m128i *)(void *)(block + 32 + at), _mm512_cvtepi32_epi8(lower));
 }
 
+#define QPANEL_BLOCK_BYTES (HD_CPU_QBLOCK * HD_CPU_STRIP)
+#define QPANEL_LANE_BYTES 4
+
 /* 16 rows of 8 dwords to 8 vectors of 16: rows o and o+8 share a register. */
-static inline void q_unpack_block(const unsigned char *const *row, size_t offset, qelem *panel,
+static inline void q_unpack_block(const unsigned char *const *row, size_t offset, char *panel,
                                   int lane0) {
     __m512i r[8], t[8], u[8];
     for (int i = 0; i < 8; i++) {
@@ -136,31 +143,39 @@ static inline void q_unpack_block(const unsigned char *const *row, size_t offset
     }
 }
 
-#define QPANEL_BLOCK_BYTES (sizeof(qelem) * HD_CPU_QBLOCK * HD_CPU_STRIP)
-#define QPANEL_LANE(lane) (4 * (lane))
 #define QTILE_ROWS 6
 #define QTILE_LANES 32
 
-static inline __attribute__((always_inline)) void q_tile(const qelem *const *x, const int32_t *sum,
-                                                         const qelem *panel, int n_row,
-                                                         V out[][QTILE_LANES / VN]) {
+/* The upper halves' dots first, shifted up, then the lower halves' on top: one accumulator each.
+ * At most 255 * 32512 * 32 in magnitude, far from 2^31. */
+static inline __attribute__((always_inline)) void q_tile(const int16_t *const *x,
+                                                         const int32_t *sum, const char *panel,
+                                                         int n_row, V out[][QTILE_LANES / VN]) {
     __m512i acc[QTILE_ROWS][2];
     _Pragma("GCC unroll 16") for (int r = 0; r < n_row; r++) acc[r][0] = acc[r][1] =
-        _mm512_set1_epi32(sum[r]);
-    _Pragma("GCC unroll 8") for (int k = 0; k < HD_CPU_QBLOCK; k += 4) {
-        const qelem *w = panel + k * HD_CPU_STRIP;
-        __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
+        _mm512_setzero_si512();
+    _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++) {
+        _Pragma("GCC unroll 8") for (int k = 0; k < HD_CPU_QBLOCK; k += 4) {
+            const char *w = panel + k * HD_CPU_STRIP;
+            __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
+            _Pragma("GCC unroll 16") for (int r = 0; r < n_row; r++) {
+                int four;
+                __builtin_memcpy(&four, (const char *)x[r] + 32 * half + k, sizeof four);
+                __m512i xk = _mm512_set1_epi32(four);
+                acc[r][0] = _mm512_dpbusd_epi32(acc[r][0], w0, xk);
+                acc[r][1] = _mm512_dpbusd_epi32(acc[r][1], w1, xk);
+            }
+        }
+        if (half == 1) break;
         _Pragma("GCC unroll 16") for (int r = 0; r < n_row; r++) {
-            int four;
-            __builtin_memcpy(&four, x[r] + k, sizeof four);
-            __m512i xk = _mm512_set1_epi32(four);
-            acc[r][0] = _mm512_dpbusd_epi32(acc[r][0], w0, xk);
-            acc[r][1] = _mm512_dpbusd_epi32(acc[r][1], w1, xk);
+            acc[r][0] = _mm512_slli_epi32(acc[r][0], 8);
+            acc[r][1] = _mm512_slli_epi32(acc[r][1], 8);
         }
     }
     _Pragma("GCC unroll 16") for (int r = 0; r < n_row; r++) {
-        out[r][0] = _mm512_cvtepi32_ps(acc[r][0]);
-        out[r][1] = _mm512_cvtepi32_ps(acc[r][1]);
+        __m512i offset = _mm512_set1_epi32(sum[r]);
+        out[r][0] = _mm512_cvtepi32_ps(_mm512_add_epi32(acc[r][0], offset));
+        out[r][1] = _mm512_cvtepi32_ps(_mm512_add_epi32(acc[r][1], offset));
     }
 }
 

@@ -1,7 +1,7 @@
 /* The kernels of one instruction-set level, written once over a handful of vector primitives.
  *
  * Included by kernel_scalar.c, kernel_avx2.c and kernel_avx512.c after they have defined V (VN
- * float lanes), VI, the v_* primitives, the Q8_0 block primitives (qelem, q_store, q_unpack_block,
+ * float lanes), VI, the v_* primitives, the Q8_0 block primitives (q_store, q_unpack_block,
  * q_tile) and the tile sizes that their register file can hold. Everything is static; the table at
  * the end is the only symbol. Sums over a row use 16 partial sums at every level, whatever VN is.
  */
@@ -130,8 +130,7 @@ static void unpack_q8(const void *const *row, int n_row, int block0, int n_block
         for (int i = 0; i < HD_CPU_LANES; i++) lane[i] = o + i < n_row ? row[o + i] : 0;
         for (int b = 0; b < n_block; b++) {
             size_t offset = (size_t)(block0 + b) * 34;
-            qelem *out = (qelem *)(void *)((char *)panel + (size_t)b * QPANEL_BLOCK_BYTES);
-            q_unpack_block(lane, offset, out, o);
+            q_unpack_block(lane, offset, (char *)panel + (size_t)b * QPANEL_BLOCK_BYTES, o);
             uint16_t d[HD_CPU_LANES] = {0};
             for (int i = 0; i < HD_CPU_LANES; i++)
                 if (lane[i] != 0) __builtin_memcpy(&d[i], lane[i] + offset, sizeof d[i]);
@@ -145,13 +144,13 @@ static void unpack_q8(const void *const *row, int n_row, int block0, int n_block
 ALWAYS void qtile(const hd_cpu_qproduct *p, int row0, int lane0, int n_row) {
     enum { N_V = QTILE_LANES / VN };
     V acc[QTILE_ROWS][N_V];
-    const qelem *x[QTILE_ROWS];
+    const int16_t *x[QTILE_ROWS];
     const float *dx[QTILE_ROWS];
     const int32_t *sum[QTILE_ROWS];
     UNROLL for (int r = 0; r < n_row; r++) {
         size_t row = (size_t)p->row[row0 + r], k = (size_t)p->x->n_k;
         size_t block = row * (k / HD_CPU_QBLOCK) + (size_t)p->block0;
-        x[r] = (const qelem *)p->x->q + row * k + (size_t)p->block0 * HD_CPU_QBLOCK;
+        x[r] = p->x->q + row * k + (size_t)p->block0 * HD_CPU_QBLOCK;
         dx[r] = p->x->d + block;
         sum[r] = p->x->sum + block;
         UNROLL for (int v = 0; v < N_V; v++) acc[r][v] =
@@ -160,14 +159,14 @@ ALWAYS void qtile(const hd_cpu_qproduct *p, int row0, int lane0, int n_row) {
     for (int b = 0; b < p->n_block; b++) {
         const char *panel = (const char *)p->panel + (size_t)b * QPANEL_BLOCK_BYTES;
         const float *dw = p->scale + b * HD_CPU_STRIP + lane0;
-        const qelem *xb[QTILE_ROWS];
+        const int16_t *xb[QTILE_ROWS];
         int32_t s[QTILE_ROWS];
         V dot[QTILE_ROWS][N_V];
         UNROLL for (int r = 0; r < n_row; r++) {
             xb[r] = x[r] + b * HD_CPU_QBLOCK;
             s[r] = sum[r][b];
         }
-        q_tile(xb, s, (const qelem *)(const void *)panel + QPANEL_LANE(lane0), n_row, dot);
+        q_tile(xb, s, panel + QPANEL_LANE_BYTES * lane0, n_row, dot);
         UNROLL for (int r = 0; r < n_row; r++) {
             V d = v_set(dx[r][b]);
             UNROLL for (int v = 0; v < N_V; v++) acc[r][v] =

@@ -5,7 +5,7 @@
 
 static void quantise(const float *x, int n, const hd_cpu_qrows *q, int r) {
     size_t k = (size_t)q->n_k, n_block = k / HD_CPU_QBLOCK;
-    qelem *out = (qelem *)q->q + (size_t)r * k;
+    int16_t *out = q->q + (size_t)r * k;
     for (int b = 0; b < n / HD_CPU_QBLOCK; b++, x += HD_CPU_QBLOCK, out += HD_CPU_QBLOCK) {
         /* The largest magnitude by its bits, so that NaN is larger than everything. */
         float lane[VN];
@@ -22,14 +22,19 @@ static void quantise(const float *x, int n, const hd_cpu_qrows *q, int r) {
         float amax;
         __builtin_memcpy(&amax, &best, sizeof amax);
         /* A denormal maximum would make the inverse infinite: such a block is zero. */
-        bool is_zero = amax < 1e-36f;
-        float d = is_zero ? 0.0f : amax / 127.0f, inverse = is_zero ? 0.0f : 127.0f / amax;
-        UNROLL for (int i = 0; i < HD_CPU_QBLOCK; i += VN)
-            q_store(out + i, v_load(x + i) * v_set(inverse));
-        int32_t sum = 0;
-        for (int i = 0; i < HD_CPU_QBLOCK; i++) sum += out[i];
+        bool is_zero = amax < 1e-32f;
+        float d = is_zero ? 0.0f : amax / 32512.0f, inverse = is_zero ? 0.0f : 32512.0f / amax;
+        VI sum = v_int(v_set(0));
+        UNROLL for (int i = 0; i < HD_CPU_QBLOCK; i += VN) {
+            VI whole = v_int(v_load(x + i) * v_set(inverse));
+            sum = vi_add(sum, whole);
+            q_store(out, i, whole);
+        }
+        int32_t part[VN], total = 0;
+        __builtin_memcpy(part, &sum, sizeof part);
+        for (int i = 0; i < VN; i++) total = (int32_t)((uint32_t)total + (uint32_t)part[i]);
         q->d[(size_t)r * n_block + (size_t)b] = d;
-        q->sum[(size_t)r * n_block + (size_t)b] = -128 * sum;
+        q->sum[(size_t)r * n_block + (size_t)b] = (int32_t)(-128 * (int64_t)total);
     }
 }
 
@@ -196,7 +201,6 @@ static void encode(enum hd_format f, const float *src, void *dst, int n) {
 const hd_cpu_kernels KERNELS = {
     .name = KERNELS_NAME,
     .title = KERNELS_TITLE,
-    .q_bytes = sizeof(qelem),
     .unpack = unpack,
     .unpack_q8 = unpack_q8,
     .product = product,

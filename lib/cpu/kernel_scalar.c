@@ -44,6 +44,8 @@ static inline V v_pow2(VI n) {
 }
 static inline VI vi_half(VI n) { return n >> 1; }
 static inline VI vi_sub(VI a, VI b) { return a - b; }
+typedef uint32_t VW __attribute__((vector_size(16)));
+static inline VI vi_add(VI a, VI b) { return (VI)((VW)a + (VW)b); } /* wraps */
 
 static inline float half_to_float(uint16_t h) { return hd_f16_to_f32(h); }
 static inline V v_decode_f32(const unsigned char *p) {
@@ -89,37 +91,35 @@ static inline void v_transpose(V r[VN]) {
 
 /* ---- Q8_0: weights and activations as 16-bit integers ---- */
 
-typedef int16_t qelem;
-
-static inline void q_store(qelem *q, V x) {
-    VI n = v_int(x);
-    for (int i = 0; i < VN; i++) q[i] = (qelem)n[i];
+static inline void q_store(int16_t *q, int at, VI n) {
+    for (int i = 0; i < VN; i++) q[at + i] = (int16_t)n[i];
 }
 
 /* panel [k][HD_CPU_STRIP] int16 */
-static void q_unpack_block(const unsigned char *const *row, size_t offset, qelem *panel,
-                           int lane0) {
+#define QPANEL_BLOCK_BYTES (2 * HD_CPU_QBLOCK * HD_CPU_STRIP)
+#define QPANEL_LANE_BYTES 2
+
+static void q_unpack_block(const unsigned char *const *row, size_t offset, char *panel, int lane0) {
     for (int o = 0; o < HD_CPU_LANES; o++) {
+        int16_t *to = (int16_t *)(void *)panel + lane0 + o;
         for (int k = 0; k < HD_CPU_QBLOCK; k++)
-            panel[k * HD_CPU_STRIP + lane0 + o] =
-                row[o] == 0 ? 0 : (qelem)(signed char)row[o][offset + 2 + (size_t)k];
+            to[k * HD_CPU_STRIP] =
+                row[o] == 0 ? 0 : (int16_t)(signed char)row[o][offset + 2 + (size_t)k];
     }
 }
 
-#define QPANEL_BLOCK_BYTES (sizeof(qelem) * HD_CPU_QBLOCK * HD_CPU_STRIP)
-#define QPANEL_LANE(lane) (lane)
 #define QTILE_ROWS 2
 #define QTILE_LANES 16
 
-static inline __attribute__((always_inline)) void q_tile(const qelem *const *x, const int32_t *sum,
-                                                         const qelem *panel, int n_row,
-                                                         V out[][QTILE_LANES / VN]) {
+static inline __attribute__((always_inline)) void q_tile(const int16_t *const *x,
+                                                         const int32_t *sum, const char *panel,
+                                                         int n_row, V out[][QTILE_LANES / VN]) {
     (void)sum;
     for (int r = 0; r < n_row; r++) {
         int32_t acc[QTILE_LANES] = {0};
-        for (int k = 0; k < HD_CPU_QBLOCK; k++) {
+        const int16_t *w = (const int16_t *)(const void *)panel;
+        for (int k = 0; k < HD_CPU_QBLOCK; k++, w += HD_CPU_STRIP) {
             int32_t xk = x[r][k];
-            const qelem *w = panel + k * HD_CPU_STRIP;
             for (int o = 0; o < QTILE_LANES; o++) acc[o] += xk * w[o];
         }
         for (int o = 0; o < QTILE_LANES; o++) out[r][o / VN][o % VN] = (float)acc[o];

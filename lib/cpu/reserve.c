@@ -49,8 +49,8 @@ static void lay_out_thread(cut *k, const hd_dev_limits *l, hd_cpu_scratch *t) {
     };
 }
 
-static void lay_out_q(cut *k, const hd_cpu *c, size_t room, hd_cpu_qrows *q) {
-    q->q = take(k, room, c->k->q_bytes);
+static void lay_out_q(cut *k, size_t room, hd_cpu_qrows *q) {
+    q->q = take(k, room, sizeof *q->q);
     q->d = take_f(k, room / HD_CPU_QBLOCK);
     q->sum = take(k, room / HD_CPU_QBLOCK, sizeof *q->sum);
 }
@@ -72,7 +72,7 @@ static void lay_out(cut *k, hd_cpu *c, const hd_dev_limits *l) {
     c->score = take_f(k, n_row * n_expert);
     c->q_room[0] = n_row * most(most(d_model, d_ff), n_head * (size_t)l->n_v);
     c->q_room[1] = most(n_row * most(d_ff, (size_t)l->q_lora), picked);
-    for (int i = 0; i < 2; i++) lay_out_q(k, c, c->q_room[i], &c->q[i]);
+    for (int i = 0; i < 2; i++) lay_out_q(k, c->q_room[i], &c->q[i]);
     c->mul = take(k, most(n_head, n_expert + 1), sizeof *c->mul);
     c->q_abs = take_f(k, n_wave * n_head * width);
     c->u = take_f(k, n_wave * n_head * hd_cpu_pad(l->n_c));

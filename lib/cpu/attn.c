@@ -313,7 +313,7 @@ static int make_groups(hd_cpu *c, const hd_batch *b, const int32_t *list, int fi
 }
 
 static void run_expanded(attn_job *j, int n) {
-    int n_max = HD_CPU_ROWS, n_group, n_head = j->a->n_head;
+    int n_max = HD_CPU_QUERIES, n_group, n_head = j->a->n_head;
     for (;; n_max /= 2) {
         n_group = make_groups(j->c, j->a->batch, j->list, 0, n, n_max);
         if (n_group * n_head >= 2 * j->c->n_thread || n_max <= HD_CPU_KV_BLOCK) break;
@@ -350,8 +350,8 @@ static void run_absorbed(attn_job *j, int n) {
     for (j->wave0 = 0; j->wave0 < n; j->wave0 += HD_CPU_WAVE) {
         int n_wave = least(n - j->wave0, HD_CPU_WAVE);
         run_heads(j, n_wave, false);
-        j->n_head_each = least(a->n_head, HD_CPU_ROWS);
-        int n_row_each = HD_CPU_ROWS / j->n_head_each;
+        j->n_head_each = least(a->n_head, HD_CPU_QUERIES);
+        int n_row_each = HD_CPU_QUERIES / j->n_head_each;
         int n_group = make_groups(c, a->batch, j->list, j->wave0, j->wave0 + n_wave, n_row_each);
         if (n_group < 2 * c->n_thread && c->n_thread > 1) {
             int n_part = least((2 * c->n_thread + n_group - 1) / n_group, a->n_head);

@@ -12,13 +12,15 @@
 #define HD_CPU_EXPERT_MAX 2048 /* reserve() refuses more */
 #define HD_CPU_KV_BLOCK 64     /* positions of one attention block */
 
+#define HD_CPU_QUERIES 512 /* most of them in one attention task */
+
 /* (row, head) pairs that run over one sequence's positions together; ascending position. */
 typedef struct hd_cpu_queries {
     int n;
-    const float **q; /* [HD_CPU_ROWS] */
-    float **acc;     /* [HD_CPU_ROWS] weighted sums, padded to HD_CPU_LANES */
-    float *m, *l;    /* [HD_CPU_ROWS] running maximum and sum */
-    int *pos;        /* [HD_CPU_ROWS] last position each one sees */
+    const float **q; /* [HD_CPU_QUERIES] */
+    float **acc;     /* [HD_CPU_QUERIES] weighted sums, padded to HD_CPU_LANES */
+    float *m, *l;    /* [HD_CPU_QUERIES] running maximum and sum */
+    int *pos;        /* [HD_CPU_QUERIES] last position each one sees */
 } hd_cpu_queries;
 
 /* One thread's working memory. */
@@ -38,7 +40,7 @@ typedef struct hd_cpu_scratch {
     float *kb;   /* [n_c, n_nope] k_b of one head */
     float *vb;   /* [n_c, pad(n_v)] v_b of one head, transposed */
     float *s;    /* [HD_CPU_QCHUNK, 64] scores */
-    float *acc;  /* [HD_CPU_ROWS, pad(n_v)] */
+    float *acc;  /* [HD_CPU_QUERIES, pad(n_v)] */
     hd_cpu_queries queries;
 } hd_cpu_scratch;
 #define HD_CPU_QCHUNK 24

@@ -75,7 +75,8 @@ typedef struct hd_cpu_kernels {
     /* y = silu(g) * u */
     void (*swiglu)(const float *g, const float *u, int n, float *y);
     /* One block of an online softmax: s[n] (scores, not yet scaled) become weights exp(s - max), *m
-     * and *l the running maximum and sum; returns what earlier sums must be multiplied by. */
+     * and *l the running maximum and sum; returns what earlier sums must be multiplied by. s has
+     * room up to the next multiple of 16. */
     float (*softmax)(float *s, int n, float scale, float *m, float *l);
     void (*scale)(float *x, int n, float by);
     /* y += by * x; n any. */

@@ -59,14 +59,6 @@ ALWAYS V v_exp(V x) {
     return y * v_pow2(half) * v_pow2(vi_sub(whole, half));
 }
 
-/* Sum and maximum of 16 lanes, in one order at every level. */
-ALWAYS float sum_16(const float *lane) {
-    float t[8];
-    for (int i = 0; i < 8; i++) t[i] = lane[i] + lane[i + 8];
-    for (int i = 0; i < 4; i++) t[i] = t[i] + t[i + 4];
-    return (t[0] + t[2]) + (t[1] + t[3]);
-}
-
 static void norm(const float *x, const float *w, float eps, int n, float *y) {
     V acc[VP];
     for (int v = 0; v < VP; v++) acc[v] = v_set(0);
@@ -77,10 +69,13 @@ static void norm(const float *x, const float *w, float eps, int n, float *y) {
             acc[v] = v_fma(e, e, acc[v]);
         }
     }
-    float lane[HD_CPU_LANES];
-    for (int v = 0; v < VP; v++) v_store(lane + v * VN, acc[v]);
-    for (int j = 0; i + j < n; j++) lane[j] += x[i + j] * x[i + j];
-    float scale = 1.0f / __builtin_sqrtf(sum_16(lane) / (float)n + eps);
+    float tail[HD_CPU_LANES] = {0};
+    if (i < n) __builtin_memcpy(tail, x + i, sizeof(float) * (size_t)(n - i));
+    UNROLL for (int v = 0; v < VP; v++) {
+        V e = v_load(tail + v * VN);
+        acc[v] = v_fma(e, e, acc[v]);
+    }
+    float scale = 1.0f / __builtin_sqrtf(v_sum_16(acc) / (float)n + eps);
     for (i = 0; i + VN <= n; i += VN) v_store(y + i, v_load(x + i) * v_set(scale) * v_load(w + i));
     for (; i < n; i++) y[i] = x[i] * scale * w[i];
 }
@@ -100,37 +95,31 @@ static void swiglu(const float *g, const float *u, int n, float *y) {
 }
 
 static float softmax(float *s, int n, float scale, float *m, float *l) {
+    int n_pad = (n + HD_CPU_LANES - 1) / HD_CPU_LANES * HD_CPU_LANES;
+    for (int i = n; i < n_pad; i++) s[i] = -__builtin_inff();
     float top = *m;
-    for (int i = 0; i < n; i++) {
-        s[i] *= scale;
-        if (s[i] > top) top = s[i];
+    V best[VP], acc[VP];
+    UNROLL for (int v = 0; v < VP; v++) best[v] = v_set(top);
+    for (int i = 0; i < n_pad; i += HD_CPU_LANES) {
+        UNROLL for (int v = 0; v < VP; v++) {
+            V e = v_load(s + i + v * VN) * v_set(scale);
+            v_store(s + i + v * VN, e);
+            best[v] = v_max(e, best[v]); /* passes over NaN */
+        }
     }
+    top = v_max_16(best);
     /* exp(-inf - -inf) is NaN: only when nothing finite was seen, and then there is no answer. */
     V peak = v_set(top);
-    float tail[HD_CPU_LANES], lane[HD_CPU_LANES];
-    V acc[VP];
-    for (int v = 0; v < VP; v++) acc[v] = v_set(0);
-    int i = 0;
-    for (; i + HD_CPU_LANES <= n; i += HD_CPU_LANES) {
+    UNROLL for (int v = 0; v < VP; v++) acc[v] = v_set(0);
+    for (int i = 0; i < n_pad; i += HD_CPU_LANES) {
         UNROLL for (int v = 0; v < VP; v++) {
             V e = v_exp(v_load(s + i + v * VN) - peak);
             v_store(s + i + v * VN, e);
             acc[v] = acc[v] + e;
         }
     }
-    for (int v = 0; v < VP; v++) v_store(lane + v * VN, acc[v]);
-    if (i < n) {
-        int left = n - i;
-        for (int j = 0; j < HD_CPU_LANES; j++) tail[j] = j < left ? s[i + j] : top;
-        for (int v = 0; v < VP; v++) v_store(tail + v * VN, v_exp(v_load(tail + v * VN) - peak));
-        for (int j = 0; j < left; j++) {
-            s[i + j] = tail[j];
-            lane[j] += tail[j];
-        }
-    }
-    V was = v_exp(v_set(*m) - peak);
-    float keep = was[0];
-    *l = *l * keep + sum_16(lane);
+    float keep = v_exp(v_set(*m) - peak)[0];
+    *l = *l * keep + v_sum_16(acc);
     *m = top;
     return keep;
 }

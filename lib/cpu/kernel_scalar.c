@@ -62,6 +62,20 @@ static inline V v_decode_bf16(const unsigned char *p) {
     return (V){hd_bf16_to_f32(h[0]), hd_bf16_to_f32(h[1]), hd_bf16_to_f32(h[2]),
                hd_bf16_to_f32(h[3])};
 }
+/* Sum of 16 lanes by halves: i and i + 8, then 4, 2, 1 apart; the same order at every level. */
+static inline float v_sum_16(const V v[4]) {
+    V t = (v[0] + v[2]) + (v[1] + v[3]);
+    return (t[0] + t[2]) + (t[1] + t[3]);
+}
+static inline float v_max_16(const V v[4]) {
+    V t = v_max(v_max(v[0], v[2]), v_max(v[1], v[3]));
+    float a = t[0] > t[1] ? t[0] : t[1], b = t[2] > t[3] ? t[2] : t[3];
+    return a > b ? a : b;
+}
+
+/* The first and the second of the two BF16 values in each element. */
+static inline V v_low_bf16(V x) { return (V)((VW)x << 16); }
+static inline V v_high_bf16(V x) { return (V)((VI)x & (VI){-65536, -65536, -65536, -65536}); }
 static inline V v_decode_s8(const unsigned char *p) {
     int8_t q[VN];
     __builtin_memcpy(q, p, sizeof q);

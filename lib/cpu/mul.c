@@ -20,6 +20,17 @@ static const void *matrix_row(const hd_weight *w, int mat, int o) {
     return (const char *)w->mat[mat] + (size_t)o * hd_format_bytes(w->format, (size_t)w->n_in);
 }
 
+static float *output_row(const part *p, int r) {
+    const hd_cpu_mul *m = p->m;
+    int row = p->row0 + r;
+    return m->y + (size_t)(m->y_row != NULL ? m->y_row[row] : row) * m->ldy + p->o0;
+}
+
+/* Products write whole tiles of 32 outputs: straight into y when that is all there is to do. */
+static bool is_direct(const part *p) {
+    return p->m->up == NULL && p->m->into == HD_CPU_STORE && p->n_o % (2 * HD_CPU_LANES) == 0;
+}
+
 static void product_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const hd_weight *w,
                          float *into) {
     const hd_cpu_mul *m = p->m;
@@ -31,7 +42,7 @@ static void product_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, cons
             t->q_row[r] = row;
         else
             t->a[r] = m->x + (size_t)row * m->ldx;
-        t->c_row[r] = into + (size_t)r * HD_CPU_STRIP;
+        t->c_row[r] = is_direct(p) ? output_row(p, r) : into + (size_t)r * HD_CPU_STRIP;
     }
     for (int k0 = 0; k0 < w->n_in; k0 += HD_CPU_KBLOCK) {
         int n_k = w->n_in - k0 < HD_CPU_KBLOCK ? w->n_in - k0 : HD_CPU_KBLOCK;
@@ -69,14 +80,14 @@ static void run_part(hd_cpu *c, int thread, const part *p) {
     const hd_cpu_mul *m = p->m;
     product_part(c, t, p, m->w, t->c[0]);
     if (m->up != NULL) product_part(c, t, p, m->up, t->c[1]);
+    if (is_direct(p)) return;
     for (int r = 0; r < p->n_row; r++) {
-        int row = p->row0 + r;
-        float *y = m->y + (size_t)(m->y_row != NULL ? m->y_row[row] : row) * m->ldy + p->o0;
+        float *y = output_row(p, r);
         const float *from = t->c[0] + (size_t)r * HD_CPU_STRIP;
         if (m->up != NULL)
             c->k->swiglu(from, t->c[1] + (size_t)r * HD_CPU_STRIP, p->n_o, y);
         else if (m->into == HD_CPU_ADD)
-            c->k->axpy(from, p->n_o, m->y_scale != NULL ? m->y_scale[row] : 1.0f, y);
+            c->k->axpy(from, p->n_o, m->y_scale != NULL ? m->y_scale[p->row0 + r] : 1.0f, y);
         else
             memcpy(y, from, sizeof *y * (size_t)p->n_o);
     }

@@ -40,12 +40,12 @@ static void lay_out_thread(cut *k, const hd_dev_limits *l, hd_cpu_scratch *t) {
         .kb = take_f(k, n_c * n_nope),
         .vb = take_f(k, n_c * hd_cpu_pad(l->n_v)),
         .s = take_f(k, HD_CPU_QCHUNK * block),
-        .acc = take_f(k, HD_CPU_ROWS * hd_cpu_pad(l->n_v)),
-        .queries = {.q = take(k, HD_CPU_ROWS, sizeof *t->queries.q),
-                    .acc = take(k, HD_CPU_ROWS, sizeof *t->queries.acc),
-                    .m = take_f(k, HD_CPU_ROWS),
-                    .l = take_f(k, HD_CPU_ROWS),
-                    .pos = take(k, HD_CPU_ROWS, sizeof *t->queries.pos)},
+        .acc = take_f(k, HD_CPU_QUERIES * hd_cpu_pad(l->n_v)),
+        .queries = {.q = take(k, HD_CPU_QUERIES, sizeof *t->queries.q),
+                    .acc = take(k, HD_CPU_QUERIES, sizeof *t->queries.acc),
+                    .m = take_f(k, HD_CPU_QUERIES),
+                    .l = take_f(k, HD_CPU_QUERIES),
+                    .pos = take(k, HD_CPU_QUERIES, sizeof *t->queries.pos)},
     };
 }
 

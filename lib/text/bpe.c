@@ -92,7 +92,7 @@ static size_t encode_small(const hd_bpe *b, hd_str word, hd_ids *out) {
         if (rank == NO_RANK) break;
         id[best] = pair[best]->merged;
         memmove(id + best + 1, id + best + 2, (n - best - 2) * sizeof *id);
-        if (best + 2 < n) memmove(pair + best, pair + best + 1, (n - best - 2) * sizeof *pair);
+        for (size_t i = best; i + 2 < n; i++) pair[i] = pair[i + 1];
         n--;
         if (best > 0) pair[best - 1] = entry_of(b, id[best - 1], id[best]);
         if (best + 1 < n) pair[best] = entry_of(b, id[best], id[best + 1]);

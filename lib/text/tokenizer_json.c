@@ -142,19 +142,20 @@ static hd_status count_ids(const json_t *vocab, const json_t *added, const char 
     const json_t *value;
     const char *key;
     size_t i;
-    int32_t id = -1, top = -1;
+    int32_t id = -1;
+    size_t n = 0;
     json_object_foreach((json_t *)vocab, key, value) {
         HD_TRY(read_id(value, name, hd_str_of(key), &id));
-        if (id > top) top = id;
+        if ((size_t)id >= n) n = (size_t)id + 1;
     }
     json_array_foreach(added, i, value) {
         const json_t *content = json_object_get(value, "content");
         if (!json_is_string(content))
             return HD_FAIL(CORRUPT, "%s: added token %zu has no content", name, i);
         HD_TRY(read_id(json_object_get(value, "id"), name, str_of(content), &id));
-        if (id > top) top = id;
+        if ((size_t)id >= n) n = (size_t)id + 1;
     }
-    *out = (size_t)(top + 1);
+    *out = n;
     return HD_OK;
 }
 

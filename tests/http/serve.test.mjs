@@ -186,8 +186,8 @@ test('tokenize and chat agree, prompts too long are named, overload is refused a
 });
 
 test('SIGTERM: streams finish, new work is refused, exit 0', async () => {
-    const server = await startServer();
-    const body = { messages: STORY, max_tokens: 700, ignore_eos: true, stream: true };
+    const server = await startServer('--shutdown-timeout', '300');
+    const body = { messages: STORY, max_tokens: 300, ignore_eos: true, stream: true };
     const streams = await Promise.all([1, 2, 3, 4].map(() => post(server, '/v1/chat/completions', body)));
     const ends = streams.map(events);
     const ended = server.terminate();

@@ -214,7 +214,13 @@ static bool is_in_shard(void *user, hd_str name) {
     return v && strcmp(json_string_value(v), s->name) == 0;
 }
 
-/* A shard is a file of this folder: no path in its name. */
+static bool is_plain_name(const char *name) {
+    for (; *name; name++)
+        if (*name == '/' || (unsigned char)*name < 0x20 || *name == 0x7F) return false;
+    return true;
+}
+
+/* A shard is a file of this folder: no path in its name, nothing that spoils a message. */
 static hd_status check_index(const char *file, json_t *weight_map) {
     const char *key;
     json_t *v;
@@ -223,7 +229,7 @@ static hd_status check_index(const char *file, json_t *weight_map) {
                        json_is_object(weight_map) ? "an empty one" : hd_json_found(weight_map));
     json_object_foreach(weight_map, key, v) {
         const char *name = json_string_value(v);
-        if (!name || !*name || strchr(name, '/') || name[0] == '.' || strlen(name) > 255)
+        if (!name || !*name || name[0] == '.' || strlen(name) > 255 || !is_plain_name(name))
             return HD_FAIL(CORRUPT,
                            "%s: tensor %s: expected the name of a file in this folder, found %s",
                            file, hd_show(hd_str_of(key)), hd_json_found(v));

@@ -206,6 +206,7 @@ static void bad_indexes_are_refused(void **state) {
         {"{\"weight_map\":{\"a\":\"../../etc/passwd\"}}", "this folder"},
         {"{\"weight_map\":{\"a\":\"/etc/passwd\"}}", "this folder"},
         {"{\"weight_map\":{\"a\":\"..\"}}", "this folder"},
+        {"{\"weight_map\":{\"a\":\"x\\ny\"}}", "this folder"},
         {"{\"weight_map\":{\"a\":\"x\",\"a\":\"y\"}}", "duplicate"},
     };
     for (size_t i = 0; i < HD_COUNT_OF(cases); i++) {

@@ -15,7 +15,8 @@ struct golden {
     hd_scorer *scorer;
     int *prompt_of; /* [n_seq_max] */
     int n_running;
-    double logit_max, logit_sum;
+    double logit_max, logit_sum, kl_sum, kl_max; /* KL over the best logits, renormalised */
+    int n_kl;
     int n_logit, n_greedy, n_greedy_equal, n_exact; /* n_exact: prompts with all tokens equal */
     double worst_margin; /* largest margin at which greedy left the reference */
     int n_off;
@@ -29,17 +30,49 @@ static int32_t id_at(const json_t *prompt, const char *key, int ix) {
     return (int32_t)json_integer_value(json_array_get(json_object_get(prompt, key), (size_t)ix));
 }
 
+enum { N_TOP_MAX = 256 };
+
+/* KL(reference || model) of the distributions that the softmax of these logits alone gives. */
+static double divergence(const double *reference, const float *model, int n) {
+    double max_r = reference[0], max_m = (double)model[0], sum_r = 0, sum_m = 0, kl = 0;
+    for (int i = 1; i < n; i++) {
+        max_r = fmax(max_r, reference[i]);
+        max_m = fmax(max_m, (double)model[i]);
+    }
+    for (int i = 0; i < n; i++) {
+        sum_r += exp(reference[i] - max_r);
+        sum_m += exp((double)model[i] - max_m);
+    }
+    for (int i = 0; i < n; i++) {
+        double ln_r = reference[i] - max_r - log(sum_r);
+        double ln_m = (double)model[i] - max_m - log(sum_m);
+        kl += exp(ln_r) * (ln_r - ln_m);
+    }
+    return kl;
+}
+
 static void compare_top(struct golden *g, const json_t *prompt, const float *logits) {
     size_t i;
+    int n = 0;
     const json_t *pair;
+    double reference[N_TOP_MAX];
+    float model[N_TOP_MAX];
     json_array_foreach(json_object_get(prompt, "top"), i, pair) {
         json_int_t id = json_integer_value(json_array_get(pair, 0));
-        if (id < 0 || id >= g->e->hp.n_vocab) continue;
-        double error = fabs((double)logits[id] - json_number_value(json_array_get(pair, 1)));
+        if (id < 0 || id >= g->e->hp.n_vocab || n == N_TOP_MAX) continue;
+        reference[n] = json_number_value(json_array_get(pair, 1));
+        model[n] = logits[id];
+        double error = fabs((double)model[n] - reference[n]);
+        n++;
         if (!(error <= g->logit_max)) g->logit_max = error;
         g->logit_sum += error;
         g->n_logit++;
     }
+    if (n == 0) return;
+    double kl = divergence(reference, model, n);
+    g->kl_sum += kl;
+    g->n_kl++;
+    if (!(kl <= g->kl_max)) g->kl_max = kl;
 }
 
 static void on_logits(void *user, int seq, int pos, const float *logits) {
@@ -127,9 +160,10 @@ static void compare_texts(struct golden *g, const json_t *list, const char *key)
 static void tell(const struct golden *g, const char *path) {
     int n = (int)json_array_size(g->prompts);
     double mean = g->n_logit ? g->logit_sum / g->n_logit : 0;
+    double kl_mean = g->n_kl ? g->kl_sum / g->n_kl : 0;
     if (!g->e->json) {
-        printf("%s: %d prompts\n  best logits: max error %.3g, mean %.3g\n", path, n, g->logit_max,
-               mean);
+        printf("%s: %d prompts\n  best logits: max error %.3g, mean %.3g; mean KL %.3g, max %.3g\n",
+               path, n, g->logit_max, mean, kl_mean, g->kl_max);
         printf("  greedy: %d of %d prompts equal, %d of %d tokens; largest margin where it left "
                "the reference %.3g\n",
                g->n_exact, n, g->n_greedy_equal, g->n_greedy, g->worst_margin);
@@ -149,6 +183,8 @@ static void tell(const struct golden *g, const char *path) {
         {"prompts", n},
         {"logit_max_error", g->logit_max},
         {"logit_mean_error", mean},
+        {"kl_mean", kl_mean},
+        {"kl_max", g->kl_max},
         {"greedy_prompts_equal", g->n_exact},
         {"greedy", g->n_greedy},
         {"greedy_equal", g->n_greedy_equal},

@@ -55,6 +55,7 @@ for (const family of ['v3', 'v3-yarn-mscale-pair']) {
 test('mini: golden file', () => {
   const { golden } = evaluate('mini', '--backend', 'ref', '--golden', at('mini/golden.json'));
   assert.ok(golden.logit_max_error < 1e-3, golden.logit_max_error);
+  assert.ok(golden.kl_max < 1e-6, golden.kl_max);
   assert.equal(golden.prompts, 26);
   assert.equal(golden.greedy_prompts_equal, 26);
   assert.equal(golden.greedy_equal, golden.greedy);

@@ -8,7 +8,6 @@
 #include "file/gguf.h"
 #include "file/mapping.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -85,42 +84,34 @@ static bool is_unused(const struct job *j, size_t ix) {
 
 /* ---- for people ---- */
 
-static void line(const char *label, const char *fmt, ...) HD_PRINTF(2, 3);
-static void line(const char *label, const char *fmt, ...) {
-    va_list ap;
-    printf("  %-14s", label);
-    va_start(ap, fmt);
-    vprintf(fmt, ap);
-    va_end(ap);
-    printf("\n");
-}
+#define LINE(label, ...) (printf("  %-14s", label), printf(__VA_ARGS__), printf("\n"))
 
 static void print_shape(const hd_hparams *hp) {
     int n_moe = hp->n_layer - hp->n_dense_layer;
-    line("layers", "%d: %d dense, %d with experts; width %d", hp->n_layer, hp->n_dense_layer, n_moe,
+    LINE("layers", "%d: %d dense, %d with experts; width %d", hp->n_layer, hp->n_dense_layer, n_moe,
          hp->d_model);
     if (hp->q_lora)
-        line("attention", "%d heads: key %d + %d rope, value %d; latent %d, query LoRA %d",
+        LINE("attention", "%d heads: key %d + %d rope, value %d; latent %d, query LoRA %d",
              hp->n_head, hp->n_nope, hp->n_rope, hp->n_v, hp->n_c, hp->q_lora);
     else
-        line("attention", "%d heads: key %d + %d rope, value %d; latent %d", hp->n_head, hp->n_nope,
+        LINE("attention", "%d heads: key %d + %d rope, value %d; latent %d", hp->n_head, hp->n_nope,
              hp->n_rope, hp->n_v, hp->n_c);
     if (n_moe)
-        line("experts",
+        LINE("experts",
              "%d of width %d in %d group%s (%d used), %d a token, %d shared; %s scores%s, times "
              "%.9g",
              hp->n_expert, hp->d_expert, hp->n_group, hp->n_group == 1 ? "" : "s", hp->n_group_used,
              hp->n_expert_used, hp->n_expert_shared,
              hp->gating == HD_GATING_SIGMOID ? "sigmoid" : "softmax",
              hp->expert_normalise ? ", normalised" : "", (double)hp->expert_scale);
-    if (hp->n_dense_layer) line("feed-forward", "dense width %d", hp->d_ff);
+    if (hp->n_dense_layer) LINE("feed-forward", "dense width %d", hp->d_ff);
     if (hp->is_yarn)
-        line("context", "%d tokens; rope base %.9g, YaRN %.9g over %d (mscale %.9g, %.9g)",
+        LINE("context", "%d tokens; rope base %.9g, YaRN %.9g over %d (mscale %.9g, %.9g)",
              hp->n_ctx, (double)hp->rope_base, (double)hp->yarn_factor, hp->yarn_orig_ctx,
              (double)hp->yarn_mscale, (double)hp->yarn_mscale_all);
     else
-        line("context", "%d tokens; rope base %.9g", hp->n_ctx, (double)hp->rope_base);
-    line("vocabulary", "%d tokens; begin %d, end %d%s", hp->n_vocab, hp->bos, hp->eos,
+        LINE("context", "%d tokens; rope base %.9g", hp->n_ctx, (double)hp->rope_base);
+    LINE("vocabulary", "%d tokens; begin %d, end %d%s", hp->n_vocab, hp->bos, hp->eos,
          hp->is_tied ? "; output tied to the embedding" : "");
 }
 
@@ -150,12 +141,12 @@ static void print_parts(const struct job *j) {
 static void print_memory(const struct job *j) {
     static const enum hd_format kinds[] = {HD_BF16, HD_F32};
     printf("\nmemory\n");
-    line("weights", "%s", hd_human_bytes(sum_of(j, HD_PART_COUNT, HD_F32).n_byte));
+    LINE("weights", "%s", hd_human_bytes(sum_of(j, HD_PART_COUNT, HD_F32).n_byte));
     for (size_t i = 0; i < HD_COUNT_OF(kinds); i++) {
         uint64_t n = hd_hparams_kv_bytes(&j->hp, kinds[i]);
         char label[32];
         snprintf(label, sizeof label, "KV in %s", hd_format_get(kinds[i])->name);
-        line(label, "%llu B a token, %s for a full context of %d", (unsigned long long)n,
+        LINE(label, "%llu B a token, %s for a full context of %d", (unsigned long long)n,
              hd_human_bytes(n * (uint64_t)j->hp.n_ctx), j->hp.n_ctx);
     }
 }
@@ -202,12 +193,12 @@ static void print_all(const struct job *j) {
     char kind[64] = "Hugging Face folder (safetensors)";
     if (g) snprintf(kind, sizeof kind, "GGUF version %u", hd_gguf_version(g));
     printf("%s\n", hd_checkpoint_path(j->c));
-    if (j->k) line("name", "%s", j->hp.name);
-    line("file", "%s, %zu tensors, %s", kind, hd_checkpoint_count(j->c), hd_human_bytes(j->n_byte));
-    if (j->hash[0]) line("content hash", "%s", j->hash);
+    if (j->k) LINE("name", "%s", j->hp.name);
+    LINE("file", "%s, %zu tensors, %s", kind, hd_checkpoint_count(j->c), hd_human_bytes(j->n_byte));
+    if (j->hash[0]) LINE("content hash", "%s", j->hash);
     if (j->k) {
         struct part_sum s = sum_of(j, HD_PART_COUNT, HD_F32);
-        line("architecture", "%s: %s weights, %s of them read for a token", j->hp.arch,
+        LINE("architecture", "%s: %s weights, %s of them read for a token", j->hp.arch,
              hd_human_count(s.n_param), hd_human_count(s.n_active));
         print_shape(&j->hp);
         print_parts(j);

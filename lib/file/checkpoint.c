@@ -237,13 +237,13 @@ static void hash_head(XXH3_state_t *h, const hd_file_tensor *t) {
 void hd_checkpoint_hash(const hd_checkpoint *c, char out[33],
                         void (*on_progress)(void *user, uint64_t done, uint64_t all), void *user) {
     enum { piece_bytes = 64 << 20 };
-    const hd_file_tensor **sorted = hd_alloc((c->n_tensor + 1) * sizeof *sorted);
+    const hd_file_tensor **sorted = hd_alloc((c->n_tensor + 1) * sizeof(void *));
     uint64_t done = 0, all = 0;
     for (size_t i = 0; i < c->n_tensor; i++) {
         sorted[i] = &c->tensor[i];
         all += c->tensor[i].n_byte;
     }
-    qsort(sorted, c->n_tensor, sizeof *sorted, by_name);
+    qsort(sorted, c->n_tensor, sizeof(void *), by_name);
     XXH3_state_t h;
     XXH3_128bits_reset(&h);
     for (size_t i = 0; i < c->n_tensor; i++) {

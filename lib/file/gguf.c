@@ -76,37 +76,39 @@ struct cursor {
     const char *file;
 };
 
-static hd_status take(struct cursor *c, uint64_t n, const char *what, hd_str of,
-                      const uint8_t **out) {
-    if (n > c->n - c->at)
-        return HD_FAIL(CORRUPT,
-                       "%s: %s%s%s at byte %zu: expected %" PRIu64 " bytes, found the file's end "
-                       "after %zu",
-                       c->file, what, of.len ? " " : "", hd_show(of), c->at, n, c->n - c->at);
-    *out = c->p + c->at;
+/* The next n bytes; NULL when the file ends before (the error text says of what). */
+static const uint8_t *take(struct cursor *c, uint64_t n, const char *what, hd_str of) {
+    if (n > c->n - c->at) {
+        (void)HD_FAIL(CORRUPT,
+                      "%s: %s%s%s at byte %zu: expected %" PRIu64 " bytes, found the file's end "
+                      "after %zu",
+                      c->file, what, of.len ? " " : "", hd_show(of), c->at, n, c->n - c->at);
+        return NULL;
+    }
+    const uint8_t *p = c->p + c->at;
     c->at += (size_t)n;
-    return HD_OK;
+    return p;
 }
 
 static hd_status take_u32(struct cursor *c, const char *what, hd_str of, uint32_t *out) {
-    const uint8_t *p;
-    HD_TRY(take(c, sizeof *out, what, of, &p));
+    const uint8_t *p = take(c, sizeof *out, what, of);
+    if (!p) return HD_E_CORRUPT;
     memcpy(out, p, sizeof *out);
     return HD_OK;
 }
 
 static hd_status take_u64(struct cursor *c, const char *what, hd_str of, uint64_t *out) {
-    const uint8_t *p;
-    HD_TRY(take(c, sizeof *out, what, of, &p));
+    const uint8_t *p = take(c, sizeof *out, what, of);
+    if (!p) return HD_E_CORRUPT;
     memcpy(out, p, sizeof *out);
     return HD_OK;
 }
 
 static hd_status take_str(struct cursor *c, const char *what, hd_str of, hd_str *out) {
     uint64_t n;
-    const uint8_t *p;
     HD_TRY(take_u64(c, what, of, &n));
-    HD_TRY(take(c, n, what, of, &p));
+    const uint8_t *p = take(c, n, what, of);
+    if (!p) return HD_E_CORRUPT;
     *out = (hd_str){(const char *)p, (size_t)n};
     return HD_OK;
 }
@@ -133,9 +135,9 @@ static hd_status skip_array(struct cursor *c, hd_str key, int depth, struct valu
                        "%s: key %s: %" PRIu64 " array elements: expected at most the %zu bytes "
                        "left in the file",
                        c->file, hd_show(key), v->n, c->n - c->at);
-    const uint8_t *p;
     if (types[v->elem].size) {
-        HD_TRY(take(c, v->n * types[v->elem].size, "elements of key", key, &p));
+        const uint8_t *p = take(c, v->n * types[v->elem].size, "elements of key", key);
+        if (!p) return HD_E_CORRUPT;
         return v->elem == T_BOOL ? check_bools(c, key, p, v->n) : HD_OK;
     }
     if (v->elem == T_ARRAY && depth >= nesting_max)
@@ -167,7 +169,8 @@ static hd_status take_value(struct cursor *c, struct value *v) {
         HD_TRY(skip_array(c, v->key, 1, v));
         v->data = c->p + from + 12;
     } else {
-        HD_TRY(take(c, types[v->type].size, "value of key", v->key, &v->data));
+        v->data = take(c, types[v->type].size, "value of key", v->key);
+        if (!v->data) return HD_E_CORRUPT;
         if (v->type == T_BOOL) HD_TRY(check_bools(c, v->key, v->data, 1));
     }
     v->raw = c->p + from;
@@ -275,11 +278,11 @@ static int by_data(const void *a, const void *b) {
 }
 
 static hd_status check_overlap(const hd_file_tensor *t, size_t n) {
-    const hd_file_tensor **sorted = hd_alloc((n + 1) * sizeof *sorted), *last = NULL;
+    const hd_file_tensor **sorted = hd_alloc((n + 1) * sizeof(void *)), *last = NULL;
     size_t n_sorted = 0;
     for (size_t i = 0; i < n; i++)
         if (t[i].n_byte) sorted[n_sorted++] = &t[i];
-    qsort(sorted, n_sorted, sizeof *sorted, by_data);
+    qsort(sorted, n_sorted, sizeof(void *), by_data);
     hd_status s = HD_OK;
     for (size_t i = 0; i < n_sorted && s == HD_OK; i++) {
         if (last && (const char *)last->data + last->n_byte > (const char *)sorted[i]->data)
@@ -324,7 +327,6 @@ static hd_status take_tensors(struct cursor *c, hd_checkpoint *ck, uint64_t n_te
 }
 
 static hd_status take_version(struct cursor *c, uint32_t *version) {
-    const uint8_t *magic;
     static const hd_str none;
     if (c->n < 4 || memcmp(c->p, "GGUF", 4) != 0) {
         hd_str found = {(const char *)c->p, c->n < 4 ? c->n : 4};
@@ -333,7 +335,7 @@ static hd_status take_version(struct cursor *c, uint32_t *version) {
                        strstr(c->file, ".safetensors") ? ": give the folder of a safetensors model"
                                                        : "");
     }
-    HD_TRY(take(c, 4, "magic", none, &magic));
+    c->at = 4;
     HD_TRY(take_u32(c, "version", none, version));
     if (*version == 2 || *version == 3) return HD_OK;
     if (__builtin_bswap32(*version) <= 3)

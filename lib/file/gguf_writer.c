@@ -30,10 +30,9 @@ struct hd_gguf_writer {
 
 hd_status hd_gguf_create(const char *path, hd_gguf_writer **out) {
     *out = NULL;
-    size_t n = strlen(path);
-    char *temporary = hd_alloc(n + sizeof ".XXXXXX");
-    memcpy(temporary, path, n);
-    memcpy(temporary + n, ".XXXXXX", sizeof ".XXXXXX");
+    size_t room = strlen(path) + sizeof ".XXXXXX";
+    char *temporary = hd_alloc(room);
+    snprintf(temporary, room, "%s.XXXXXX", path);
     int fd = mkstemp(temporary);
     if (fd < 0) {
         hd_status s = HD_FAIL(IO, "%s: cannot create a file there: %s", path, strerror(errno));

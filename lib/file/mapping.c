@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -95,12 +96,10 @@ hd_status hd_text_read(const char *path, size_t n_byte_max, char **text, size_t 
 }
 
 char *hd_path_join(const char *dir, const char *name) {
-    size_t n = strlen(dir), m = strlen(name);
+    size_t n = strlen(dir), room = n + strlen(name) + 2;
     while (n > 1 && dir[n - 1] == '/') n--;
-    char *p = hd_alloc(n + m + 2);
-    memcpy(p, dir, n);
-    p[n] = '/';
-    memcpy(p + n + 1, name, m + 1);
+    char *p = hd_alloc(room);
+    snprintf(p, room, "%.*s/%s", (int)n, dir, name);
     return p;
 }
 

@@ -113,7 +113,7 @@ static bool has_shape(const hd_file_tensor *f, const int64_t ne[4]) {
 }
 
 void hd_canon_room(hd_canon *k, hd_canon_tensor *t, int n_src) {
-    t->src = hd_arena_alloc(k->arena, (size_t)n_src * sizeof *t->src);
+    t->src = hd_arena_alloc(k->arena, (size_t)n_src * sizeof(void *));
     t->n_src = 0;
 }
 

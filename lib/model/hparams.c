@@ -26,26 +26,29 @@ enum {
     experts_max = 4096,
 };
 
-#define AT(field) offsetof(hd_hparams, field)
+#define INT(field, gguf, json, min, max, required)                                                 \
+    { offsetof(hd_hparams, field), gguf, json, min, max, 0, 'i', required }
+#define NUM(field, gguf, json, max, required, initial)                                             \
+    { offsetof(hd_hparams, field), gguf, json, 0, max, initial, 'f', required }
 /* clang-format off */
 static const hd_hparams_row rows[] = {
-    {'i', AT(n_layer),         "block_count",                "num_hidden_layers",       1, layers_max, true, 0},
-    {'i', AT(n_ctx),           "context_length",             "max_position_embeddings", 1, ctx_max,    true, 0},
-    {'i', AT(d_model),         "embedding_length",           "hidden_size",             1, width_max,  true, 0},
-    {'i', AT(d_ff),            "feed_forward_length",        "intermediate_size",       0, wide_max,   false, 0},
-    {'i', AT(n_head),          "attention.head_count",       "num_attention_heads",     1, heads_max,  true, 0},
-    {'i', AT(q_lora),          "attention.q_lora_rank",      "q_lora_rank",             0, width_max,  false, 0},
-    {'i', AT(n_c),             "attention.kv_lora_rank",     "kv_lora_rank",            1, head_dim_max, true, 0},
-    {'i', AT(n_rope),          "rope.dimension_count",       "qk_rope_head_dim",        2, rope_dim_max, true, 0},
-    {'f', AT(rms_eps), "attention.layer_norm_rms_epsilon",   "rms_norm_eps",            0, 0.1,        true, 0},
-    {'i', AT(n_dense_layer),   "leading_dense_block_count",  "first_k_dense_replace",   0, layers_max, false, 0},
-    {'i', AT(n_expert),        "expert_count",               "n_routed_experts",        0, experts_max, false, 0},
-    {'i', AT(n_expert_used),   "expert_used_count",          "num_experts_per_tok",     0, experts_max, false, 0},
-    {'i', AT(n_expert_shared), "expert_shared_count",        "n_shared_experts",        0, 1024,       false, 0},
-    {'i', AT(d_expert),        "expert_feed_forward_length", "moe_intermediate_size",   0, wide_max,   false, 0},
-    {'i', AT(n_group),         "expert_group_count",         "n_group",                 0, experts_max, false, 0},
-    {'i', AT(n_group_used),    "expert_group_used_count",    "topk_group",              0, experts_max, false, 0},
-    {'f', AT(expert_scale),    "expert_weights_scale",       "routed_scaling_factor",   0, 1e6,        false, 1},
+    INT(n_layer,         "block_count",                 "num_hidden_layers",        1, layers_max, true),
+    INT(n_ctx,           "context_length",              "max_position_embeddings",  1, ctx_max, true),
+    INT(d_model,         "embedding_length",            "hidden_size",              1, width_max, true),
+    INT(d_ff,            "feed_forward_length",         "intermediate_size",        0, wide_max, false),
+    INT(n_head,          "attention.head_count",        "num_attention_heads",      1, heads_max, true),
+    INT(q_lora,          "attention.q_lora_rank",       "q_lora_rank",              0, width_max, false),
+    INT(n_c,             "attention.kv_lora_rank",      "kv_lora_rank",             1, head_dim_max, true),
+    INT(n_rope,          "rope.dimension_count",        "qk_rope_head_dim",         2, rope_dim_max, true),
+    NUM(rms_eps,         "attention.layer_norm_rms_epsilon","rms_norm_eps",             0.1, true, 0),
+    INT(n_dense_layer,   "leading_dense_block_count",   "first_k_dense_replace",    0, layers_max, false),
+    INT(n_expert,        "expert_count",                "n_routed_experts",         0, experts_max, false),
+    INT(n_expert_used,   "expert_used_count",           "num_experts_per_tok",      0, experts_max, false),
+    INT(n_expert_shared, "expert_shared_count",         "n_shared_experts",         0, 1024, false),
+    INT(d_expert,        "expert_feed_forward_length",  "moe_intermediate_size",    0, wide_max, false),
+    INT(n_group,         "expert_group_count",          "n_group",                  0, experts_max, false),
+    INT(n_group_used,    "expert_group_used_count",     "topk_group",               0, experts_max, false),
+    NUM(expert_scale,    "expert_weights_scale",        "routed_scaling_factor",    1e6, false, 1),
 };
 /* clang-format on */
 
@@ -193,5 +196,5 @@ hd_status hd_hparams_read(const hd_checkpoint *c, hd_hparams *out) {
 }
 
 size_t hd_hparams_kv_bytes(const hd_hparams *hp, enum hd_format kv_format) {
-    return (size_t)hp->n_layer * hd_format_bytes(kv_format, (size_t)(hp->n_c + hp->n_rope));
+    return (size_t)hp->n_layer * hd_format_bytes(kv_format, (size_t)hp->n_c + (size_t)hp->n_rope);
 }

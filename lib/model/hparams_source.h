@@ -6,13 +6,12 @@
 
 /* A hyper-parameter that both files hold as one number. */
 typedef struct hd_hparams_row {
-    char kind; /* 'i' int, 'f' float */
     size_t offset;
-    const char *gguf; /* after "deepseek2." */
-    const char *json; /* of config.json */
-    double min, max;
+    const char *gguf;         /* after "deepseek2." */
+    const char *json;         /* of config.json */
+    double min, max, initial; /* initial: when absent */
+    char kind;                /* 'i' int, 'f' float */
     bool is_required;
-    double initial; /* when absent */
 } hd_hparams_row;
 
 size_t hd_hparams_rows(const hd_hparams_row **out);

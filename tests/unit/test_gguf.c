@@ -130,8 +130,7 @@ static void check_texts(const hd_gguf *g) {
         hd_gguf_value_text(g, i, &b);
         hd_buf_add_c(&b, " ");
     }
-    assert_string_equal(b.ptr,
-                        "\"deepseek2\" 4000000000 -5 0.1 true [3 strings] [1, -2, 3] ");
+    assert_string_equal(b.ptr, "\"deepseek2\" 4000000000 -5 0.1 true [3 strings] [1, -2, 3] ");
     hd_buf_fini(&b);
 }
 

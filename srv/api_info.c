@@ -129,7 +129,9 @@ void hd_handle_model(hd_call *c) {
     const char *name = hd_engine_get_info(atomic_load(&c->server->engine))->model_name;
     hd_str path = c->head.path;
     const char *at = memmem(path.ptr, path.len, "/models/", 8);
-    hd_str id = {at + 8, path.len - (size_t)(at + 8 - path.ptr)};
+    size_t n = path.len - (size_t)(at + 8 - path.ptr);
+    char *copy = hd_arena_strndup(c->arena, at + 8, n);
+    hd_str id = {copy, hd_http_unescape(copy, n)};
     bool is_known = hd_str_eq_c(id, name);
     for (size_t i = 0; i < HD_COUNT_OF(aliases); i++) is_known |= hd_str_eq_c(id, aliases[i]);
     if (!is_known) {

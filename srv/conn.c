@@ -101,6 +101,12 @@ void hd_conn_drop(hd_conn *c) {
     hd_free(c);
 }
 
+/* No further request may follow: the server is going, or the client sends no more. */
+static bool is_last_request(const hd_conn *c) {
+    bool has_input = evbuffer_get_length(bufferevent_get_input(c->bev)) > 0;
+    return c->reactor->server->is_draining || (c->peer_closed && !has_input);
+}
+
 static size_t unsent_bytes(const hd_conn *c) {
     return evbuffer_get_length(bufferevent_get_output(c->bev));
 }
@@ -123,7 +129,7 @@ static void after_answer(hd_conn *c) {
     call->conn = NULL;
     hd_call_unref(call);
     c->has_status = c->is_probed = false;
-    if (!c->keep_alive || c->reactor->is_stopping) {
+    if (!c->keep_alive || c->reactor->is_stopping || is_last_request(c)) {
         c->close_when_sent = true;
         set_state(c, BUSY);
         if (unsent_bytes(c) == 0) begin_linger(c);
@@ -182,7 +188,7 @@ void hd_conn_reply(hd_conn *c) {
         hd_conn_drop(c);
         return;
     }
-    if (c->reactor->server->is_draining || c->peer_closed) c->keep_alive = false;
+    if (is_last_request(c)) c->keep_alive = false;
     size_t n = r->fixed ? r->fixed_bytes : r->body.len;
     put_status_line(c, r->code);
     put_common_headers(c);
@@ -197,8 +203,7 @@ void hd_conn_reply(hd_conn *c) {
 
 void hd_conn_stream_begin(hd_conn *c) {
     c->is_chunked_out = c->call->head.minor == 1;
-    if (!c->is_chunked_out || c->reactor->server->is_draining || c->peer_closed)
-        c->keep_alive = false;
+    if (!c->is_chunked_out || is_last_request(c)) c->keep_alive = false;
     put_status_line(c, 200);
     put_common_headers(c);
     put_str(c, "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
@@ -250,7 +255,6 @@ static bool has_generation(const hd_conn *c) {
 /* Sends something that means nothing yet, to see whether anybody is there. May drop. */
 static void probe(hd_conn *c) {
     static const struct timeval soon = {0, probe_ms * 1000};
-    c->keep_alive = false;
     c->is_probed = true;
     if (c->state == STREAMING) {
         if (!hd_conn_stream_send(c, hd_str_of(": keep-alive\n\n"))) return;
@@ -281,7 +285,6 @@ static void on_peer_closed(hd_conn *c) {
         hd_conn_drop(c);
         return;
     }
-    c->keep_alive = false;
     if (!has_call) {
         c->close_when_sent = true;
         return;
@@ -558,7 +561,7 @@ static void on_event(struct bufferevent *bev, short what, void *arg) {
 /* ---- opening, sweeping, stopping ---- */
 
 static void name_client(hd_conn *c) {
-    struct sockaddr_storage a;
+    struct sockaddr_storage a = {0};
     socklen_t n = sizeof a;
     char text[INET6_ADDRSTRLEN] = "?";
     int port = 0;

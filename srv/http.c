@@ -231,15 +231,26 @@ enum hd_http_result hd_http_parse_head(hd_str in, size_t *n_scanned, hd_http_hea
     return interpret(out);
 }
 
-/* ---- chunked bodies ---- */
-
-enum chunk_state { SIZE, EXTENSION, SIZE_LF, DATA, DATA_CR, DATA_LF, TRAILER, TRAILER_LF, END };
-
 static int hex_digit(char c) {
     if (c >= '0' && c <= '9') return c - '0';
     c = lower(c);
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
+
+size_t hd_http_unescape(char *s, size_t n) {
+    size_t out = 0;
+    for (size_t i = 0; i < n; i++) {
+        int high = s[i] == '%' && n - i > 2 ? hex_digit(s[i + 1]) : -1;
+        int low = high >= 0 ? hex_digit(s[i + 2]) : -1;
+        s[out++] = low >= 0 ? (char)(high * 16 + low) : s[i];
+        if (low >= 0) i += 2;
+    }
+    return out;
+}
+
+/* ---- chunked bodies ---- */
+
+enum chunk_state { SIZE, EXTENSION, SIZE_LF, DATA, DATA_CR, DATA_LF, TRAILER, TRAILER_LF, END };
 
 /* One byte of the framing around the data. */
 static enum hd_http_result frame_byte(hd_http_chunked *c, char b) {

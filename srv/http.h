@@ -46,6 +46,9 @@ hd_str hd_http_get(const hd_http_head *h, const char *name);
 bool hd_http_name_is(hd_str a, const char *b); /* equal but for ASCII case */
 /* Whether a comma-separated list (Connection, Accept-Encoding) names the token; ";q=0" excludes. */
 bool hd_http_list_has(hd_str list, const char *token);
+/* Decodes %XX in place in a copy of s made by the caller; malformed escapes stay as they are.
+ * Returns the new length. */
+size_t hd_http_unescape(char *s, size_t n);
 /* Reason phrase of a response code. */
 const char *hd_http_reason(int code);
 

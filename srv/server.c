@@ -52,7 +52,7 @@ enum hd_server_state hd_server_get_state(const hd_server *s) {
 /* ---- binding ---- */
 
 static int bound_port(int fd) {
-    struct sockaddr_storage a;
+    struct sockaddr_storage a = {0};
     socklen_t n = sizeof a;
     if (getsockname(fd, (struct sockaddr *)&a, &n) != 0) return 0;
     if (a.ss_family == AF_INET6) return ntohs(((struct sockaddr_in6 *)&a)->sin6_port);

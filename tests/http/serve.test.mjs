@@ -220,6 +220,17 @@ test('SIGTERM with little time: an error event, still exit 0; a second signal en
     socket.destroy();
 });
 
+test('SIGTERM while the model loads: exit 0', async () => {
+    for (let ms = 0; ms < 120; ms += 30) {
+        const child = spawn(process.env.HADAL_BIN, ['serve', '--port', '0'], { stdio: ['ignore', 'pipe', 'pipe'] });
+        const closed = new Promise((resolve) => child.on('close', (code, signal) => resolve({ code, signal })));
+        await new Promise((resolve) => child.stdout.once('data', resolve)); // listening: signals are waited for
+        await sleep(ms);
+        child.kill('SIGTERM');
+        assert.deepEqual(await closed, { code: 0, signal: null });
+    }
+});
+
 const run = (...args) => new Promise((resolve) => {
     const child = spawn(process.env.HADAL_BIN, ['serve', ...args], { stdio: ['ignore', 'pipe', 'pipe'] });
     let out = '';

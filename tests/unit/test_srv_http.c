@@ -85,6 +85,14 @@ static void connection_and_framing(void **state) {
     assert_int_equal(code_of("\r\n\r\n\r\n\r\n\r\nGET / HTTP/1.1\r\nHost: t\r\n\r\n", &h), 400);
 }
 
+static void escapes_in_paths(void **state) {
+    (void)state;
+    char s[] = "a%2Fb%20%4a%zz%4%";
+    size_t n = hd_http_unescape(s, strlen(s));
+    assert_int_equal(n, 11);
+    assert_memory_equal(s, "a/b J%zz%4%", n);
+}
+
 static void a_nul_is_no_header_byte(void **state) {
     (void)state;
     static const char text[] = "GET / HTTP/1.1\r\nHost: t\0u\r\n\r\n";
@@ -126,9 +134,8 @@ static void chunks_at_every_split(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(head_at_every_split),
-        cmocka_unit_test(connection_and_framing),
-        cmocka_unit_test(a_nul_is_no_header_byte),
+        cmocka_unit_test(head_at_every_split),   cmocka_unit_test(connection_and_framing),
+        cmocka_unit_test(escapes_in_paths),      cmocka_unit_test(a_nul_is_no_header_byte),
         cmocka_unit_test(chunks_at_every_split),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -80,6 +80,7 @@ static void loading_then_ready(void **state) {
     expect(w, GET("/ready"), 200, "ready");
     expect(w, GET("/v1/models"), 200, "\"max_model_len\":64");
     expect(w, GET("/v1/models/stub"), 200, "\"id\":\"stub\"");
+    expect(w, GET("/v1/models/deepseek%2Dchat"), 200, "\"id\":\"deepseek-chat\"");
     expect(w, GET("/v1/models/other"), 404, "model_not_found");
 }
 
@@ -724,15 +725,23 @@ static void half_closed_clients_get_their_answer(void **state) {
         hd_buf_fini(&b);
         close(fd);
     }
-    answer a = {0};
-    int fd = dial(w->port);
+    int fd = dial(w->port); /* several requests, then the close */
     hd_buf b;
     hd_buf_init(&b, 1 << 20);
+    w->engine->echo_tokens = 2;
     put(fd, GET("/version"));
+    put(fd, post_text(CHAT, "", HELLO));
+    put(fd, post_text(CHAT, "", HELLO_STREAM));
+    put(fd, GET("/health"));
     shutdown(fd, SHUT_WR);
-    a = take_answer(fd, &b, false);
-    assert_int_equal(a.code, 200);
-    drop_answer(&a);
+    static const char *const parts[] = {"version", "\"content\":\"xx\"", "[DONE]", "ok"};
+    for (size_t i = 0; i < HD_COUNT_OF(parts); i++) {
+        answer a = take_answer(fd, &b, false);
+        assert_int_equal(a.code, 200);
+        assert_non_null(strstr(text_of(&a), parts[i]));
+        drop_answer(&a);
+    }
+    assert_int_equal(more(fd, &b), 0);
     hd_buf_fini(&b);
     close(fd);
 }

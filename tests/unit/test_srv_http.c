@@ -61,6 +61,9 @@ static void connection_and_framing(void **state) {
     assert_int_equal(code_of(H("Transfer-Encoding: Chunked\r\n"), &h), 200);
     assert_true(h.is_chunked);
     assert_int_equal(code_of(H("Transfer-Encoding: chunked, chunked\r\n"), &h), 501);
+    assert_int_equal(code_of(H("Transfer-Encoding: gzip, chunked\r\n"), &h), 501);
+    assert_int_equal(code_of(H("Content-Length : 3\r\n"), &h), 400);
+    assert_int_equal(code_of(H("Content-Length: 3\r\nContent-Length: 30\r\n"), &h), 400);
     assert_int_equal(code_of(H("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"), &h),
                      400);
     assert_int_equal(code_of(H("Transfer-Encoding: \x0b"

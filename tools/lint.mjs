@@ -1,5 +1,5 @@
 // Lint that clang-tidy cannot do: include direction, file, function and parameter limits, banned
-// calls, shape comments, unfinished work, stray words. Usage: node tools/lint.mjs [--self-test]
+// calls, shape comments, unfinished work, what documents name. Usage: node tools/lint.mjs [--self-test]
 // It reads the files git knows (tracked, and untracked but not ignored) and exits 1 with one line a fault.
 import { execFileSync } from 'node:child_process';
 import { readFileSync } from 'node:fs';
@@ -120,13 +120,26 @@ function checkWords(file, text, fault) {
   });
 }
 
-function lint(files, read) {
+// What a document names must be there: links, and paths in backticks (NAME stands for any).
+function checkDocument(file, text, all, fault) {
+  const exists = (name) => all.some((f) => f === name || f.startsWith(`${name.replace(/\/$/, '')}/`));
+  const folder = path.posix.dirname(file);
+  text.split('\n').forEach((line, i) => {
+    for (const [, target] of line.matchAll(/\]\((?!https?:|#)([^)#\s]+)/g))
+      if (!exists(path.posix.join(folder, target))) fault(i + 1, `link to ${target}: no such file`);
+    for (const [, name] of line.matchAll(/`((?:lib|srv|cmd|tests|docs|tools|cmake|web\/src|include|models)\/[\w./-]+)`/g))
+      if (!/[A-Z]{3}/.test(name) && !exists(name)) fault(i + 1, `${name}: no such file`);
+  });
+}
+
+function lint(files, read, all = files) {
   const faults = [];
   const stems = new Map();
   for (const file of files) {
     const text = read(file);
     const fault = (line, what) => faults.push(`${file}:${line}: ${what}`);
     if (/\.(c|h|cu|cuh)$/.test(file)) checkC(file, text, fault);
+    if (file.endsWith('.md')) checkDocument(file, text, all, fault);
     checkWords(file, text, fault);
     const m = /^(?:lib\/(?!ref|cpu|cuda)\w+|srv|cmd)\/(\w+)\.c$/.exec(file);
     if (m && stems.has(m[1])) fault(1, `same name as ${stems.get(m[1])}`);
@@ -148,6 +161,8 @@ function selfTest() {
     ['lib/kv/a.c', 'int x;\n', 'no comment at its head'],
     ['lib/dev/op.h', '/* a */\nstruct a {\n    const float *x;\n};\n', 'without its shape'],
     ['lib/kv/a.c', '/* a TO' + 'DO b */\n', 'unfinished work'],
+    ['docs/a.md', '[b](b.md)\n', 'link to b.md'],
+    ['docs/a.md', 'see `lib/kv/gone.c`\n', 'lib/kv/gone.c: no such file'],
   ];
   let bad = 0;
   for (const [file, text, want] of cases) {
@@ -163,10 +178,11 @@ function main() {
   if (process.argv.includes('--self-test')) process.exit(selfTest());
   const list = execFileSync('git', ['-C', root, 'ls-files', '--cached', '--others', '--exclude-standard'], { encoding: 'utf8', maxBuffer: 1 << 26 });
   const text = /\.(c|h|cu|cuh|def|mjs|js|css|html|cmake|md|sh|yaml|yml|json)$|(^|\/)(Makefile|CMakeLists\.txt|run)$/;
-  const skip = /package-lock\.json$|^tests\/(golden|fuzz\/corpus)\/|^lib\/text\/unicode_tables\.|^models\//;
-  const files = list.split('\n').filter((f) => f && text.test(f) && !skip.test(f));
+  const skip = /package-lock\.json$|^tests\/(golden|fuzz\/corpus)\/|^models\//;
+  const all = list.split('\n').filter(Boolean);
+  const files = all.filter((f) => text.test(f) && !skip.test(f));
   const read = (f) => { try { return readFileSync(path.join(root, f), 'utf8'); } catch { return '/* gone */\n'; } };
-  const faults = lint(files, read);
+  const faults = lint(files, read, all);
   faults.forEach((f) => console.error(f));
   console.log(`lint: ${files.length} files, ${faults.length} faults`);
   process.exit(faults.length ? 1 : 0);

@@ -64,8 +64,7 @@ static void finish(hd_generation *out, const hd_event *ev) {
                            .n_prompt = ev->n_prompt,
                            .n_hit = ev->n_hit,
                            .n_generated = ev->n_generated,
-                           .first_s = (double)(first_ns - ev->submitted_ns) * 1e-9,
-                           .all_s = (double)(ev->now_ns - ev->submitted_ns) * 1e-9};
+                           .first_s = (double)(first_ns - ev->submitted_ns) * 1e-9};
     double rest_s = (double)(ev->now_ns - first_ns) * 1e-9;
     if (ev->n_generated > 1 && rest_s > 0) out->token_s = (ev->n_generated - 1) / rest_s;
 }

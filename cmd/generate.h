@@ -9,8 +9,8 @@ typedef struct hd_generation {
     enum hd_finish finish;
     hd_status status; /* with HD_FINISH_ERROR */
     int n_prompt, n_hit, n_generated;
-    double first_s, all_s; /* from submission to the first token, to the end */
-    double token_s;        /* tokens a second after the first */
+    double first_s; /* from submission to the first token */
+    double token_s; /* tokens a second after the first */
 } hd_generation;
 
 /* Runs r (its on_event and user are set here) and calls on_token for each token, end tokens too;

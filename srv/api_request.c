@@ -5,7 +5,8 @@
 #include <string.h>
 #include <xxhash.h>
 
-uint64_t hd_api_salt(hd_str name, uint64_t before) {
+/* A salt that is never 0 from a name that is not empty; `before` from an empty one. */
+static uint64_t add_salt(uint64_t before, hd_str name) {
     if (name.len == 0) return before;
     uint64_t h = XXH3_64bits_withSeed(name.ptr, name.len, before);
     return h ? h : 1;
@@ -212,7 +213,7 @@ static hd_status parse_tenant(const hd_api_in *in, hd_api_request *out) {
         if (name.len > 512)
             return hd_api_fail(in->error, HD_E_INVALID, names[i],
                                "'%s' must have at most 512 bytes, found %zu", names[i], name.len);
-        out->cache_salt = hd_api_salt(name, out->cache_salt);
+        out->cache_salt = add_salt(out->cache_salt, name);
     }
     return HD_OK;
 }

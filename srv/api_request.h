@@ -59,7 +59,4 @@ HD_MUST_CHECK hd_status hd_api_messages(const hd_api_in *in, hd_api_request *out
 /* add_generation_prompt, continue_final_message, thinking and its other spellings. */
 HD_MUST_CHECK hd_status hd_api_template(const hd_api_in *in, hd_api_request *out);
 
-/* A salt that is never 0 from a name that is not empty; 0 from an empty one. */
-uint64_t hd_api_salt(hd_str name, uint64_t before);
-
 #endif

@@ -171,7 +171,6 @@ void hd_write_event(hd_choice *ch, const hd_gen_event *ev, const hd_top_logprob 
     if (ev->token >= 0) take_token(ch, ev, top);
     if (ev->finish == HD_FINISH_NONE) return;
     ch->finish = ev->finish;
-    ch->stop_ix = ev->stop_ix;
     take_text(ch, hd_text_stream_end(ch->text));
 }
 

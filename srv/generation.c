@@ -11,9 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 
-void hd_handle_chat(hd_call *c) { hd_generation_start(c, HD_API_CHAT); }
-void hd_handle_completion(hd_call *c) { hd_generation_start(c, HD_API_COMPLETION); }
-
 /* ---- engine thread ---- */
 
 static void outbox_put(hd_outbox *b, const hd_choice *ch, const hd_event *ev) {
@@ -34,7 +31,6 @@ static void outbox_put(hd_outbox *b, const hd_choice *ch, const hd_event *ev) {
                                             .logprob = ev->logprob,
                                             .n_top = ev->n_top,
                                             .finish = ev->finish,
-                                            .stop_ix = ev->stop_ix,
                                             .n_hit = ev->n_hit,
                                             .n_generated = ev->n_generated,
                                             .first_token_ns = ev->first_token_ns};
@@ -159,7 +155,7 @@ static hd_status make_choices(hd_generation *g, bool in_reasoning, hd_api_error 
                                 .min_tokens = q->min_tokens};
     for (int i = 0; i < g->n_choice; i++) {
         hd_choice *ch = &g->choice[i];
-        *ch = (hd_choice){.generation = g, .ix = i, .prompt_ix = i / q->n, .stop_ix = -1};
+        *ch = (hd_choice){.generation = g, .ix = i, .prompt_ix = i / q->n};
         ch->in_reasoning = in_reasoning;
         hd_buf_init(&ch->content, HD_COLLECTED_BYTES_MAX);
         hd_buf_init(&ch->reasoning, HD_COLLECTED_BYTES_MAX);
@@ -194,10 +190,8 @@ static hd_status submit_one(hd_generation *g, hd_choice *ch) {
     r.on_event = on_event;
     r.user = ch;
     hd_call_ref(g->call);
-    ch->is_open = true;
     hd_status s = hd_request_submit(g->engine, &r, &ch->id);
     if (s == HD_OK) return HD_OK;
-    ch->is_open = false;
     ch->id = 0;
     hd_call_unref(g->call);
     return s;
@@ -234,7 +228,8 @@ static hd_status prepare(hd_generation *g, enum hd_api_kind kind, hd_api_error *
     return submit_all(g, e);
 }
 
-void hd_generation_start(hd_call *c, enum hd_api_kind kind) {
+/* On failure c->reply is the error. */
+static void start(hd_call *c, enum hd_api_kind kind) {
     hd_generation *g = hd_alloc_zero(1, sizeof *g);
     g->call = c;
     g->engine = atomic_load(&c->server->engine);
@@ -245,6 +240,9 @@ void hd_generation_start(hd_call *c, enum hd_api_kind kind) {
     if (g->n_open == 0) hd_metric_add(HD_M_REJECTED, 1); /* the engine counts what it refuses */
     hd_generation_cancel(g); /* choices that were submitted before one was refused */
 }
+
+void hd_handle_chat(hd_call *c) { start(c, HD_API_CHAT); }
+void hd_handle_completion(hd_call *c) { start(c, HD_API_COMPLETION); }
 
 void hd_generation_cancel(hd_generation *g) {
     for (int i = 0; i < g->n_choice; i++)
@@ -357,7 +355,6 @@ static void digest(hd_generation *g, hd_buf *out) {
         hd_write_event(ch, ev, top);
         top += ev->n_top;
         if (ev->finish != HD_FINISH_NONE) {
-            ch->is_open = false;
             g->n_open--;
         }
         if (g->request.stream) hd_write_chunk(ch, ev->finish != HD_FINISH_NONE, out);

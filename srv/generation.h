@@ -18,7 +18,6 @@ typedef struct hd_gen_event {
     float logprob;
     int n_top;
     enum hd_finish finish;
-    int stop_ix;
     int n_hit, n_generated;
     int64_t first_token_ns;
 } hd_gen_event;
@@ -46,11 +45,9 @@ typedef struct hd_choice {
     int ix, prompt_ix;
     uint64_t id; /* the engine's; 0: not submitted */
     hd_text_stream *text;
-    bool is_open;      /* its last event has not been seen */
     bool has_role;     /* the stream's first delta went out */
     bool in_reasoning; /* after the last token */
     enum hd_finish finish;
-    int stop_ix;
     int n_hit, n_generated, n_reasoning;
     size_t n_byte, n_char;     /* where the next token begins in the text */
     hd_buf content, reasoning; /* text: of the whole answer, or of the chunk being built */
@@ -80,8 +77,6 @@ typedef struct hd_generation {
     char failure_text[256];
 } hd_generation;
 
-/* Parses, prepares and submits; in the pool. On failure c->reply is the error. */
-void hd_generation_start(hd_call *c, enum hd_api_kind kind);
 /* The call has news; on its reactor. */
 void hd_generation_attend(hd_call *c);
 /* Ends the answer with an error and cancels; on its reactor. */

@@ -44,7 +44,8 @@ void hd_reactor_wake(hd_call *c) {
     pthread_mutex_unlock(&c->mu);
 }
 
-void hd_reactor_adopt(hd_reactor *r, int fd) {
+/* Another reactor gets a socket. */
+static void hand_over(hd_reactor *r, int fd) {
     pthread_mutex_lock(&r->mu);
     if (r->n_adopted == r->adopted_room) {
         r->adopted_room = r->adopted_room ? 2 * r->adopted_room : 64;
@@ -158,7 +159,7 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
     if (to == r)
         open_conn(r, fd);
     else
-        hd_reactor_adopt(to, fd);
+        hand_over(to, fd);
 }
 
 /* Out of descriptors: the listener would be ready again at once, for ever. */

@@ -1,7 +1,8 @@
 /* A reactor: one thread, one event loop, and the connections it owns.
  *
- * Other threads reach it only by hd_reactor_wake (a call has news) and hd_reactor_adopt (a new
- * socket); both write an eventfd. Reactor 0 also accepts, and deals sockets out in turn. */
+ * Other threads reach it only by hd_reactor_wake (a call has news) and a socket that
+ * reactor 0 hands over; both write an eventfd. Reactor 0 also accepts, and deals sockets out in
+ * turn. */
 #ifndef HD_SRV_REACTOR_H
 #define HD_SRV_REACTOR_H
 
@@ -36,9 +37,8 @@ typedef struct hd_reactor {
 HD_MUST_CHECK hd_status hd_reactor_new(struct hd_server *s, int ix, int listen_fd,
                                        hd_reactor **out);
 HD_MUST_CHECK hd_status hd_reactor_start(hd_reactor *r);
-void hd_reactor_wake(hd_call *c);             /* any thread */
-void hd_reactor_adopt(hd_reactor *r, int fd); /* any thread */
-void hd_reactor_ask_stop(hd_reactor *r);      /* any thread */
+void hd_reactor_wake(hd_call *c);        /* any thread */
+void hd_reactor_ask_stop(hd_reactor *r); /* any thread */
 void hd_reactor_join(hd_reactor *r);
 void hd_reactor_free(hd_reactor *r); /* after join; accepts NULL */
 

@@ -72,7 +72,7 @@ struct block {
 
 struct hd_arena {
     struct block *head;
-    size_t block_bytes, n_byte;
+    size_t block_bytes;
 };
 
 hd_arena *hd_arena_new(size_t block_bytes) {
@@ -102,7 +102,6 @@ void *hd_arena_alloc(hd_arena *a, size_t n_byte) {
     }
     void *p = b->data + b->used;
     b->used += size;
-    a->n_byte += size;
     memset(p, 0, size);
     return p;
 }
@@ -112,5 +111,3 @@ char *hd_arena_strndup(hd_arena *a, const char *s, size_t n) {
     memcpy(p, s, n);
     return p;
 }
-
-size_t hd_arena_bytes(const hd_arena *a) { return a->n_byte; }

@@ -27,6 +27,5 @@ hd_arena *hd_arena_new(size_t block_bytes);       /* grows by blocks of at least
 void hd_arena_free(hd_arena *a);                  /* accepts NULL */
 void *hd_arena_alloc(hd_arena *a, size_t n_byte); /* 16-byte aligned, zeroed */
 char *hd_arena_strndup(hd_arena *a, const char *s, size_t n);
-size_t hd_arena_bytes(const hd_arena *a); /* bytes handed out */
 
 #endif

@@ -206,7 +206,6 @@ static void cpu_head(void *ctx, const struct hd_op_head *args) {
 
 const hd_dev_ops hd_dev_cpu = {
     .name = "cpu",
-    .help = "this machine's processor: threads, AVX2 or AVX-512 chosen at run time",
     .open = cpu_open,
     .close = cpu_close,
     .describe = cpu_describe,

@@ -26,7 +26,7 @@ typedef struct hd_dev_limits {
 } hd_dev_limits;
 
 typedef struct hd_dev_ops {
-    const char *name, *help;
+    const char *name;
     hd_status (*open)(const hd_dev_config *config, void **ctx);
     void (*close)(void *ctx);
     /* One line for people and logs ("2 threads, AVX-512 VNNI"), appended to b. */

@@ -27,8 +27,7 @@ hd_status hd_job_new(const hd_job_spec *spec, hd_job **out) {
         hd_alloc_zero((size_t)r->n_stop_token + (size_t)spec->n_end_token, sizeof(int32_t));
     add_end_tokens(j, r->stop_token, r->n_stop_token);
     if (!r->ignore_eos) add_end_tokens(j, spec->end_token, spec->n_end_token);
-    hd_seq_spec seq = {.id = j->id,
-                       .prompt = r->prompt,
+    hd_seq_spec seq = {.prompt = r->prompt,
                        .n_prompt = r->n_prompt,
                        .n_new_max = j->n_new_max,
                        .priority = r->priority,
@@ -45,7 +44,6 @@ hd_status hd_job_new(const hd_job_spec *spec, hd_job **out) {
     if (r->n_stop > 0) {
         HD_ASSERT(spec->tokenizer);
         hd_stream_options o = {.min_tokens = r->min_tokens,
-
                                .keep_special = r->keep_special,
                                .stop = r->stop,
                                .n_stop = (size_t)r->n_stop};

@@ -7,7 +7,6 @@
 #include "engine/inbox.h"
 #include "engine/stats.h"
 
-#include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>

@@ -125,8 +125,6 @@ void hd_sampler_accept(hd_sampler *s, int32_t token) {
     if (s->has_counts) count_token(s, token, 1);
 }
 
-int hd_sampler_n_top(const hd_sampler *s) { return s->set.n_top_logprob; }
-
 /* ---- randomness ---- */
 
 static uint64_t mix(uint64_t x) {

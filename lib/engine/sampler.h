@@ -46,7 +46,6 @@ HD_MUST_CHECK hd_status hd_sampler_next(const hd_sampler *s, hd_sampler_desk *d,
                                         hd_sample *out);
 /* Tells the sampler that `token` became the next generated token. */
 void hd_sampler_accept(hd_sampler *s, int32_t token);
-int hd_sampler_n_top(const hd_sampler *s); /* -1: no log-probabilities are wanted */
 
 /* The draw for token ix of a request: uniform in [0, 1). Counter-based SplitMix64: Steele, Lea and
  * Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. */

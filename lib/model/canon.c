@@ -191,7 +191,7 @@ static void layer_name(const hd_canon_want *w, const char *suffix, char out[64])
         snprintf(out, 64, "blk.%d.%s", w->layer, suffix);
 }
 
-hd_status hd_canon_from_gguf(hd_canon *k, const hd_canon_want *w, hd_canon_tensor *t) {
+static hd_status take_from_gguf(hd_canon *k, const hd_canon_want *w, hd_canon_tensor *t) {
     char other[64];
     if (hd_checkpoint_find(k->c, t->name)) return hd_canon_take(k, t, t->name, w->ne);
     switch (w->role) {
@@ -226,7 +226,7 @@ static hd_status add(hd_canon *k, const struct row *r, int layer) {
     *t = (hd_canon_tensor){.n_dim = w.n_dim};
     memcpy(t->ne, w.ne, sizeof t->ne);
     layer_name(&w, r->suffix, t->name);
-    HD_TRY(hd_checkpoint_gguf(k->c) ? hd_canon_from_gguf(k, &w, t) : hd_canon_from_hf(k, &w, t));
+    HD_TRY(hd_checkpoint_gguf(k->c) ? take_from_gguf(k, &w, t) : hd_canon_from_hf(k, &w, t));
     hd_map_put(k->by_name, hd_str_of(t->name), k->n++);
     return HD_OK;
 }

@@ -35,8 +35,7 @@ typedef struct hd_canon_want {
     int64_t ne[4]; /* GGUF order, unused ones 1 */
 } hd_canon_want;
 
-/* Each fills in kind, format, src and n_src of t (name and shape are set). */
-HD_MUST_CHECK hd_status hd_canon_from_gguf(hd_canon *k, const hd_canon_want *w, hd_canon_tensor *t);
+/* Fills in kind, format, src and n_src of t (name and shape are set). */
 HD_MUST_CHECK hd_status hd_canon_from_hf(hd_canon *k, const hd_canon_want *w, hd_canon_tensor *t);
 
 /* Room for n sources. */

@@ -155,7 +155,6 @@ static hd_status check_all(const hd_hparams *hp, const char *file) {
 
 /* What no key says, or what follows from others. */
 static void complete(hd_hparams *hp) {
-    hp->n_head_kv = 1; /* MLA keeps one latent row for all heads */
     hp->lora_eps = 1e-6f;
     if (hp->n_expert == 0 || hp->n_dense_layer > hp->n_layer) hp->n_dense_layer = hp->n_layer;
     if (hp->n_dense_layer == hp->n_layer)

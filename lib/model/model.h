@@ -16,7 +16,7 @@ typedef struct hd_hparams {
     char arch[32]; /* GGUF architecture: "deepseek2" */
     char name[96]; /* general.name */
     int n_layer, n_ctx, d_model, n_vocab, d_ff;
-    int n_head, n_head_kv;
+    int n_head;
     float rms_eps, lora_eps;
     int q_lora, n_c, n_nope, n_rope, n_v; /* MLA: kv_lora_rank n_c, head parts */
     float rope_base;

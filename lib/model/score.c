@@ -98,11 +98,6 @@ void hd_scorer_drop(hd_scorer *s, int seq) {
     *q = (struct seq){0};
 }
 
-int hd_scorer_n_pending(const hd_scorer *s, int seq) {
-    const struct seq *q = get(s, seq);
-    return q->n_tok - q->n_done;
-}
-
 /* Appends up to n rows of sequence ix; fewer when output rows run out. */
 static void add_rows(hd_scorer *s, int ix, int n) {
     hd_batch *b = &s->batch;

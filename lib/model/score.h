@@ -27,8 +27,7 @@ typedef struct hd_score_spec {
  * it could ever fit (n_tok_max within n_pos_max). */
 int hd_scorer_add(hd_scorer *s, const hd_score_spec *spec);
 void hd_scorer_extend(hd_scorer *s, int seq, int32_t token);
-void hd_scorer_drop(hd_scorer *s, int seq);           /* its pages are free again */
-int hd_scorer_n_pending(const hd_scorer *s, int seq); /* tokens not computed yet */
+void hd_scorer_drop(hd_scorer *s, int seq); /* its pages are free again */
 
 /* logits [n_vocab]: of position pos, valid during the call. May call extend and add, and drop of a
  * sequence that has no further wanted row in this step. */

@@ -106,7 +106,6 @@ static hd_status reserve(void *ctx, const hd_dev_limits *limits) {
 
 const hd_dev_ops hd_dev_ref = {
     .name = "ref",
-    .help = "reference in plain C: slow, defines what is right",
     .open = open_ref,
     .close = close_ref,
     .describe = describe,

@@ -62,7 +62,6 @@ void hd_sched_batch_init(const hd_sched_config *c, hd_batch *b) {
 hd_seq *hd_seq_new(const hd_sched_config *c, const hd_seq_spec *spec) {
     HD_ASSERT(spec->n_prompt > 0 && spec->n_new_max > 0);
     hd_seq *q = hd_alloc_zero(1, sizeof *q);
-    q->id = spec->id;
     q->salt = spec->salt;
     q->user = spec->user;
     q->priority = spec->priority;
@@ -315,7 +314,6 @@ void hd_sched_get_stats(const hd_sched *s, hd_sched_stats *out) {
 
 void hd_sched_drop_cache(hd_sched *s) { hd_prefix_drop_cached(s->prefix); }
 
-uint64_t hd_seq_id(const hd_seq *q) { return q->id; }
 void *hd_seq_user(const hd_seq *q) { return q->user; }
 enum hd_seq_state hd_seq_get_state(const hd_seq *q) { return q->state; }
 int hd_seq_n_prompt(const hd_seq *q) { return q->n_prompt; }

@@ -63,7 +63,6 @@ typedef struct hd_sched_config {
 } hd_sched_config;
 
 typedef struct hd_seq_spec {
-    uint64_t id;
     const int32_t *prompt; /* copied; n_prompt >= 1 */
     int n_prompt;
     int n_new_max; /* tokens to generate at most, >= 1 */
@@ -126,7 +125,6 @@ void hd_sched_get_stats(const hd_sched *s, hd_sched_stats *out);
 /* Forgets every cached prefix that is not in use. */
 void hd_sched_drop_cache(hd_sched *s);
 
-uint64_t hd_seq_id(const hd_seq *q);
 void *hd_seq_user(const hd_seq *q);
 enum hd_seq_state hd_seq_get_state(const hd_seq *q);
 int hd_seq_n_prompt(const hd_seq *q);

@@ -17,7 +17,7 @@
 enum { HD_SCHED_HORIZON_UP = 8, HD_SCHED_HORIZON_DOWN = 64 };
 
 struct hd_seq {
-    uint64_t id, salt;
+    uint64_t salt;
     void *user;
     int priority;
     uint64_t order; /* of submission */

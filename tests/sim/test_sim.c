@@ -120,8 +120,7 @@ static struct request *make_request(struct sim *m) {
     for (int i = 0; i < r->n_prompt; i++) {
         r->hash = fake_hash_add(r->hash, (uint64_t)r->prompt[i]);
     }
-    hd_seq_spec spec = {.id = (uint64_t)m->n_left,
-                        .prompt = r->prompt,
+    hd_seq_spec spec = {.prompt = r->prompt,
                         .n_prompt = r->n_prompt,
                         .n_new_max = r->n_new_max,
                         .priority = rng_int(g, 0, m->n_priority - 1),

@@ -117,7 +117,7 @@ static void config_is_read(void **state) {
     assert_string_equal(h.arch, "deepseek2");
     assert_non_null(strstr(dir, h.name));
     assert_true(h.n_layer == 4 && h.n_ctx == 640 && h.d_model == 64 && h.n_vocab == 320);
-    assert_true(h.d_ff == 160 && h.n_head == 4 && h.n_head_kv == 1);
+    assert_true(h.d_ff == 160 && h.n_head == 4);
     assert_true(h.rms_eps == 1e-5f && h.lora_eps == 1e-6f);
     assert_true(h.q_lora == 40 && h.n_c == 32 && h.n_nope == 24 && h.n_rope == 16 && h.n_v == 20);
     assert_true(h.rope_base == 50000 && h.is_yarn && h.yarn_factor == 40);
@@ -364,7 +364,7 @@ static void gguf_keys_are_read(void **state) {
     assert_string_equal(h.name, "Small One");
     assert_true(h.n_layer == 4 && h.n_ctx == 640 && h.d_model == 64 && h.n_vocab == 320);
     assert_true(h.n_nope == 24 && h.n_rope == 16 && h.n_v == 20 && h.n_c == 32 && h.q_lora == 40);
-    assert_true(h.rms_eps == 1e-6f && h.lora_eps == 1e-6f && h.n_head == 4 && h.n_head_kv == 1);
+    assert_true(h.rms_eps == 1e-6f && h.lora_eps == 1e-6f && h.n_head == 4);
     assert_true(h.is_yarn && h.yarn_factor == 40 && h.yarn_orig_ctx == 64);
     assert_true(h.yarn_beta_fast == 32 && h.yarn_beta_slow == 1);
     assert_true(h.yarn_mscale == 1 && h.yarn_mscale_all == 1);
@@ -382,7 +382,7 @@ static void other_spellings_of_gguf(void **state) {
                         {"deepseek2.attention.key_length", 'u', 40, NULL},
                         {"deepseek2.attention.value_length", 'u', 20, NULL},
                         {"deepseek2.attention.head_count_kv", 'u', 4, NULL}));
-    assert_true(h.n_nope == 24 && h.n_v == 20 && h.n_head_kv == 1);
+    assert_true(h.n_nope == 24 && h.n_v == 20);
     /* layers that predict further tokens are not the model's */
     assert_ok(READ_GGUF(&h, {"deepseek2.nextn_predict_layers", 'u', 1, NULL}));
     assert_int_equal(h.n_layer, 3);

@@ -48,8 +48,7 @@ static void teardown(struct fixture *f) {
 static hd_seq *seq(const struct fixture *f, int from, int n_prompt, int n_new_max) {
     int32_t token[2000];
     for (int i = 0; i < n_prompt; i++) token[i] = from + i;
-    hd_seq_spec spec = {
-        .id = (uint64_t)from, .prompt = token, .n_prompt = n_prompt, .n_new_max = n_new_max};
+    hd_seq_spec spec = {.prompt = token, .n_prompt = n_prompt, .n_new_max = n_new_max};
     return hd_seq_new(&f->c, &spec);
 }
 
@@ -95,11 +94,8 @@ static hd_seq *shared_seq(struct fixture *f, int n_shared, int from, int n_own, 
     int32_t token[2000];
     for (int i = 0; i < n_shared; i++) token[i] = i;
     for (int i = 0; i < n_own; i++) token[n_shared + i] = from + i;
-    hd_seq_spec spec = {.id = (uint64_t)from,
-                        .prompt = token,
-                        .n_prompt = n_shared + n_own,
-                        .n_new_max = 5,
-                        .priority = priority};
+    hd_seq_spec spec = {
+        .prompt = token, .n_prompt = n_shared + n_own, .n_new_max = 5, .priority = priority};
     return submitted(f, hd_seq_new(&f->c, &spec));
 }
 

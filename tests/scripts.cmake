@@ -20,6 +20,8 @@ add_test(NAME tools_convert COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/t
 set_tests_properties(tools_convert PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT 600)
 add_test(NAME tools_run COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/run.test.mjs)
 set_tests_properties(tools_run PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT 600)
+add_test(NAME tools_bench COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/bench.test.mjs)
+set_tests_properties(tools_bench PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT 600)
 
 # The server with the embedded model, over raw HTTP.
 add_test(NAME http_serve COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/http/serve.test.mjs)

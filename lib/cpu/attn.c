@@ -353,8 +353,9 @@ static void run_absorbed(attn_job *j, int n) {
         j->n_head_each = least(a->n_head, HD_CPU_QUERIES);
         int n_row_each = HD_CPU_QUERIES / j->n_head_each;
         int n_group = make_groups(c, a->batch, j->list, j->wave0, j->wave0 + n_wave, n_row_each);
-        if (n_group < 2 * c->n_thread && c->n_thread > 1) {
-            int n_part = least((2 * c->n_thread + n_group - 1) / n_group, a->n_head);
+        /* Fewer heads a task only when threads would have none: each task decodes its positions. */
+        if (n_group < c->n_thread) {
+            int n_part = least((c->n_thread + n_group - 1) / n_group, a->n_head);
             j->n_head_each = least(j->n_head_each, (a->n_head + n_part - 1) / n_part);
         }
         j->n_part = (a->n_head + j->n_head_each - 1) / j->n_head_each;

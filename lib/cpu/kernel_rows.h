@@ -187,6 +187,31 @@ static void encode(enum hd_format f, const float *src, void *dst, int n) {
     }
 }
 
+/* ---- Probes ---- */
+
+static double probe_fma(int64_t n, float *sink) {
+    enum { N = 12 }; /* latency 4, two a cycle: 8 would do */
+    V acc[N], x = v_set(*sink), y = v_set(1e-9f);
+    UNROLL for (int i = 0; i < N; i++) acc[i] = v_set((float)i);
+    for (int64_t k = 0; k < n; k++) {
+        UNROLL for (int i = 0; i < N; i++) acc[i] = v_fma(acc[i], x, y);
+    }
+    V sum = acc[0];
+    UNROLL for (int i = 1; i < N; i++) sum = sum + acc[i];
+    *sink = sum[0];
+    return 2.0 * N * VN * (double)n;
+}
+
+static float probe_read(const float *p, size_t n) {
+    V acc[8];
+    UNROLL for (int i = 0; i < 8; i++) acc[i] = v_set(0);
+    for (size_t k = 0; k < n; k += (size_t)8 * VN) {
+        UNROLL for (int i = 0; i < 8; i++) acc[i] = acc[i] + v_load(p + k + i * VN);
+    }
+    UNROLL for (int i = 1; i < 8; i++) acc[0] = acc[0] + acc[i];
+    return acc[0][0];
+}
+
 const hd_cpu_kernels KERNELS = {
     .name = KERNELS_NAME,
     .title = KERNELS_TITLE,
@@ -203,4 +228,6 @@ const hd_cpu_kernels KERNELS = {
     .rope = rope,
     .decode = decode,
     .encode = encode,
+    .probe_fma = probe_fma,
+    .probe_read = probe_read,
 };

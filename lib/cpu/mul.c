@@ -16,10 +16,6 @@ typedef struct part {
     int o0, n_o, row0, n_row;
 } part;
 
-static const void *matrix_row(const hd_weight *w, int mat, int o) {
-    return (const char *)w->mat[mat] + (size_t)o * hd_format_bytes(w->format, (size_t)w->n_in);
-}
-
 static float *output_row(const part *p, int r) {
     const hd_cpu_mul *m = p->m;
     int row = p->row0 + r;
@@ -35,7 +31,9 @@ static void product_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, cons
                          float *into) {
     const hd_cpu_mul *m = p->m;
     bool is_int = w->format == HD_Q8_0 && !m->is_float;
-    for (int i = 0; i < p->n_o; i++) t->w[i] = matrix_row(w, m->mat, p->o0 + i);
+    size_t row_bytes = hd_format_bytes(w->format, (size_t)w->n_in);
+    const char *first = (const char *)w->mat[m->mat] + (size_t)p->o0 * row_bytes;
+    for (int i = 0; i < p->n_o; i++) t->w[i] = first + (size_t)i * row_bytes;
     for (int r = 0; r < p->n_row; r++) {
         int row = m->x_row != NULL ? m->x_row[p->row0 + r] : p->row0 + r;
         if (is_int)

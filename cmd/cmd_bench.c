@@ -1,0 +1,373 @@
+/* hadal bench: how fast the model runs, apart from any server: prompts of some lengths, and single
+ * steps of some batch sizes at some contexts; each also as a share of what the machine measured in
+ * the same run can do (cpu/roofline.h).
+ *
+ * Tokens are random (seeded), so that experts are chosen about evenly; the cache holds zeros except
+ * for the rows that the steps write, which costs the same time as any other content. */
+#include "base/clock.h"
+#include "base/mem.h"
+#include "cmd/anatomy.h"
+#include "cmd/command.h"
+#include "cpu/roofline.h"
+#include "engine/load.h"
+#include "engine/sizes.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LIST_MAX = 16, RUN_MAX = 1000 };
+
+struct list {
+    int n, v[LIST_MAX];
+};
+
+struct bench {
+    const struct hd_options *o;
+    hd_checkpoint *checkpoint;
+    hd_hparams hp;
+    hd_dev dev;
+    hd_model *model;
+    hd_model_options mo;
+    hd_batch batch;
+    uint64_t seed;
+    hd_cpu_roofline roof;             /* zeros when the backend is not the cpu */
+    double fixed_bytes, expert_bytes; /* weights read in every step; all routed experts */
+    double active_params;             /* a token's multiply-adds outside of attention */
+    struct list prompts, batches, contexts;
+    hd_json *json; /* NULL: lines for people */
+};
+
+/* One measured point: seconds of its runs, ascending. */
+struct point {
+    int n_run, n_tok;
+    double seconds[RUN_MAX];
+    double flop, bytes; /* of one run */
+};
+
+/* ---- options ---- */
+
+static hd_status parse_list(const char *flag, const char *text, struct list *out) {
+    const char *p = text;
+    out->n = 0;
+    for (;;) {
+        char *end;
+        long v = strtol(p, &end, 10);
+        if (end == p || v < 1 || v > 1 << 20 || (*end != 0 && *end != ',') || out->n == LIST_MAX)
+            return HD_FAIL(INVALID, "--%s: expected at most %d numbers from 1, found \"%s\"", flag,
+                           LIST_MAX, text);
+        out->v[out->n++] = (int)v;
+        if (*end == 0) return HD_OK;
+        p = end + 1;
+    }
+}
+
+static int largest(const struct list *l) {
+    int top = 0;
+    for (int i = 0; i < l->n; i++) top = l->v[i] > top ? l->v[i] : top;
+    return top;
+}
+
+static int larger(int a, int b) { return a > b ? a : b; }
+
+/* ---- the model ---- */
+
+static hd_status count_weights(struct bench *b) {
+    hd_canon *k;
+    HD_TRY(hd_canon_new(b->checkpoint, &b->hp, &k));
+    for (size_t i = 0; i < hd_canon_count(k); i++) {
+        const hd_canon_tensor *t = hd_canon_at(k, i);
+        enum hd_part part = hd_part_of(t->name);
+        double bytes = (double)hd_format_bytes(t->format, (size_t)hd_canon_params(t));
+        if (part == HD_PART_EXPERTS)
+            b->expert_bytes += bytes;
+        else if (part != HD_PART_EMBEDDING)
+            b->fixed_bytes += bytes;
+        if (part != HD_PART_EMBEDDING && part != HD_PART_NORMS)
+            b->active_params += (double)hd_canon_active_params(t, &b->hp);
+    }
+    hd_canon_free(k);
+    return HD_OK;
+}
+
+static void load_progress(void *user, int done, int all) {
+    (void)user;
+    hd_progress(NULL, "loading", all > 0 ? (double)done / all : 1);
+}
+
+static hd_status open_all(struct bench *b, const char *model) {
+    const struct hd_options *o = b->o;
+    hd_engine_config config = {.model = model};
+    hd_dev_config dc = {.n_thread = o->threads, .isa = o->isa};
+    enum hd_format kv_format = HD_F32;
+    if (strcmp(o->kv_cache_dtype, "auto") != 0)
+        HD_TRY(hd_format_by_name(o->kv_cache_dtype, &kv_format));
+    HD_TRY(hd_engine_open_checkpoint(&config, &b->checkpoint));
+    HD_TRY(hd_hparams_read(b->checkpoint, &b->hp));
+    HD_TRY(count_weights(b));
+    HD_TRY(hd_dev_open(o->backend, &dc, &b->dev));
+    int n_pos = larger(largest(&b->prompts), largest(&b->contexts)), n_seq = largest(&b->batches);
+    if (n_pos > b->hp.n_ctx)
+        return HD_FAIL(CONTEXT, "%d tokens of context: the model has %d", n_pos, b->hp.n_ctx);
+    int seq_pages = (n_pos + o->block_size - 1) / o->block_size;
+    b->mo = (hd_model_options){.n_row_max = larger(o->max_num_batched_tokens, n_seq),
+                               .n_seq_max = n_seq,
+                               .n_out_max = n_seq,
+                               .n_pos_max = n_pos,
+                               .n_page = seq_pages * n_seq,
+                               .page_tok = o->block_size,
+                               .kv_format = kv_format};
+    HD_TRY(hd_model_open(b->checkpoint, &b->dev, &b->mo, load_progress, NULL, &b->model));
+    hd_batch_init(&b->batch, b->mo.n_row_max, n_seq, b->mo.n_page, b->mo.page_tok);
+    if (b->dev.ops != &hd_dev_cpu) return HD_OK;
+    return hd_cpu_roofline_measure(&b->dev, (size_t)256 << 20, &b->roof);
+}
+
+static void close_all(struct bench *b) {
+    if (b->model) hd_batch_fini(&b->batch);
+    hd_model_close(b->model);
+    hd_dev_close(&b->dev);
+    hd_checkpoint_close(b->checkpoint);
+}
+
+/* ---- batches ---- */
+
+static int32_t random_token(struct bench *b) {
+    b->seed = b->seed * 6364136223846793005u + 1442695040888963407u;
+    return (int32_t)((b->seed >> 33) % (uint64_t)b->hp.n_vocab);
+}
+
+/* Appends a sequence whose rows are positions first .. first + n, with logits of the last if asked.
+ */
+static void add_seq(struct bench *b, int first, int n, enum hd_mla_form form, bool has_out) {
+    hd_batch *t = &b->batch;
+    int s = t->n_seq++, end = first + n, n_page = (end + t->page_tok - 1) / t->page_tok;
+    int seq_pages = b->mo.n_page / b->mo.n_seq_max;
+    t->seq_slot[s] = s;
+    for (int i = 0; i < n_page; i++) t->page[t->n_page++] = s + i * b->mo.n_seq_max;
+    HD_ASSERT(n_page <= seq_pages);
+    for (int pos = first; pos < end; pos++) {
+        int r = t->n_row++;
+        t->token[r] = random_token(b);
+        t->pos[r] = pos;
+        t->row_seq[r] = s;
+        t->kv_row[r] = t->page[t->seq_page0[s] + pos / t->page_tok] * t->page_tok;
+        t->kv_row[r] += pos % t->page_tok;
+        t->form[r] = (uint8_t)form;
+    }
+    t->seq_row0[s + 1] = t->n_row;
+    t->seq_page0[s + 1] = t->n_page;
+    if (has_out) t->out_row[t->n_out++] = t->n_row - 1;
+}
+
+static double run_prompt(struct bench *b, int n_tok) {
+    enum hd_mla_form form =
+        n_tok >= hd_engine_expand_min(&b->hp) ? HD_MLA_EXPANDED : HD_MLA_ABSORBED;
+    int64_t ns = 0;
+    for (int at = 0, n; at < n_tok; at += n) {
+        n = n_tok - at < b->o->max_num_batched_tokens ? n_tok - at : b->o->max_num_batched_tokens;
+        hd_batch_clear(&b->batch);
+        add_seq(b, at, n, form, at + n == n_tok);
+        int64_t start = hd_now_ns();
+        hd_model_forward(b->model, &b->batch);
+        ns += hd_now_ns() - start;
+    }
+    return (double)ns / 1e9;
+}
+
+static double run_step(struct bench *b, int n_seq, int context) {
+    hd_batch_clear(&b->batch);
+    for (int s = 0; s < n_seq; s++) add_seq(b, context - 1, 1, HD_MLA_ABSORBED, true);
+    int64_t start = hd_now_ns();
+    hd_model_forward(b->model, &b->batch);
+    return (double)(hd_now_ns() - start) / 1e9;
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* One run to warm up, then for --seconds, at least three. context 0: a prompt of n tokens. */
+static struct point measure(struct bench *b, int n, int context) {
+    struct point p = {.n_tok = n};
+    double sum = 0;
+    if (context > 0)
+        run_step(b, n, context);
+    else
+        run_prompt(b, n);
+    while (p.n_run < RUN_MAX && (p.n_run < 3 || sum < b->o->bench_seconds)) {
+        double s = context > 0 ? run_step(b, n, context) : run_prompt(b, n);
+        p.seconds[p.n_run++] = s;
+        sum += s;
+    }
+    qsort(p.seconds, (size_t)p.n_run, sizeof p.seconds[0], ascending);
+    return p;
+}
+
+/* Multiply-adds of one query and head over one position, both forms (kernels of MLA). */
+static double attention_flop(const struct bench *b, bool is_expanded, double n_query_pos) {
+    const hd_hparams *h = &b->hp;
+    double each = is_expanded ? h->n_nope + h->n_rope + h->n_v : 2 * h->n_c + h->n_rope;
+    return 2 * each * n_query_pos * h->n_head * h->n_layer;
+}
+
+/* Weights that a step of n rows reads, with even routing (1 - (1 - k/E)^n of the experts). */
+static double step_bytes(const struct bench *b, int n) {
+    double hit = 0;
+    if (b->hp.n_expert > 0) hit = 1 - pow(1 - (double)b->hp.n_expert_used / b->hp.n_expert, n);
+    return b->fixed_bytes + hit * b->expert_bytes;
+}
+
+/* ---- telling ---- */
+
+static void json_numbers(hd_json *j, const char *const *keys, const double *values, int n) {
+    hd_json_object(j);
+    for (int i = 0; i < n; i++) {
+        hd_json_key(j, keys[i]);
+        hd_json_num(j, values[i]);
+    }
+    hd_json_object_end(j);
+}
+
+static void tell(struct bench *b, const struct point *p, int context) {
+    double median = p->seconds[p->n_run / 2], best = p->seconds[0];
+    double gflops = p->flop / median / 1e9, gbytes = p->bytes / median / 1e9;
+    double of_fma = b->roof.flops > 0 ? 100 * gflops * 1e9 / b->roof.flops : 0;
+    double of_read = b->roof.read_bytes > 0 ? 100 * gbytes * 1e9 / b->roof.read_bytes : 0;
+    if (b->json) {
+        static const char *const keys[] = {"tokens",       "context",           "runs",
+                                           "tokens_per_s", "tokens_per_s_best", "gflops_s",
+                                           "share_of_fma", "weights_gb_s",      "share_of_read"};
+        double values[] = {p->n_tok, context,      p->n_run, p->n_tok / median, p->n_tok / best,
+                           gflops,   of_fma / 100, gbytes,   of_read / 100};
+        json_numbers(b->json, keys, values, (int)HD_COUNT_OF(keys));
+        return;
+    }
+    printf("  %6d ", p->n_tok);
+    if (context > 0)
+        printf("%8d ", context);
+    else
+        printf("%8s ", "");
+    printf("%10.1f %10.1f %9.1f %5.0f %% %8.2f %5.0f %%\n", p->n_tok / median, p->n_tok / best,
+           gflops, of_fma, gbytes, of_read);
+}
+
+static void head_line(const struct bench *b, const char *what, const char *first,
+                      const char *second) {
+    if (b->json) return;
+    printf("%s\n  %6s %8s %10s %10s %9s %7s %8s %7s\n", what, first, second, "tok/s", "best",
+           "GFLOP/s", "of FMA", "GB/s", "of read");
+}
+
+static void json_array(struct bench *b, const char *key) {
+    if (!b->json) return;
+    hd_json_key(b->json, key);
+    hd_json_array(b->json);
+}
+
+static void run_all(struct bench *b) {
+    head_line(b, "prompts (one sequence)", "tokens", "");
+    json_array(b, "prompts");
+    for (int i = 0; i < b->prompts.n; i++) {
+        int n = b->prompts.v[i], budget = b->o->max_num_batched_tokens;
+        struct point p = measure(b, n, 0);
+        bool is_expanded = n >= hd_engine_expand_min(&b->hp);
+        double head = (double)b->hp.n_vocab * b->hp.d_model;
+        p.flop = 2 * ((b->active_params - head) * n + head);
+        p.flop += attention_flop(b, is_expanded, 0.5 * n * (n + 1.0));
+        p.bytes = step_bytes(b, n < budget ? n : budget) * ((n + budget - 1) / budget);
+        tell(b, &p, 0);
+    }
+    if (b->json) hd_json_array_end(b->json);
+    head_line(b, "steps (one token of each sequence)", "batch", "context");
+    json_array(b, "steps");
+    for (int c = 0; c < b->contexts.n; c++) {
+        for (int i = 0; i < b->batches.n; i++) {
+            int n = b->batches.v[i];
+            struct point p = measure(b, n, b->contexts.v[c]);
+            p.flop = 2 * b->active_params * n;
+            p.flop += attention_flop(b, false, (double)n * b->contexts.v[c]);
+            p.bytes = step_bytes(b, n);
+            p.bytes +=
+                (double)n * b->contexts.v[c] * (double)hd_hparams_kv_bytes(&b->hp, b->mo.kv_format);
+            tell(b, &p, b->contexts.v[c]);
+        }
+    }
+    if (b->json) hd_json_array_end(b->json);
+}
+
+static void describe(struct bench *b, const char *model) {
+    hd_buf device;
+    hd_buf_init(&device, 1024);
+    b->dev.ops->describe(b->dev.ctx, &device);
+    const char *kv = hd_format_get(b->mo.kv_format)->name, *name = b->dev.ops->name;
+    if (b->json) {
+        const char *const text[][2] = {
+            {"model", model}, {"backend", name}, {"device", device.ptr}, {"kv_cache_dtype", kv}};
+        for (size_t i = 0; i < HD_COUNT_OF(text); i++) {
+            hd_json_key(b->json, text[i][0]);
+            hd_json_str_c(b->json, text[i][1]);
+        }
+        static const char *const keys[] = {"fma_gflops_s", "read_gb_s", "read_buffer_mb"};
+        double values[] = {b->roof.flops / 1e9, b->roof.read_bytes / 1e9,
+                           (double)b->roof.buffer_bytes / 1e6};
+        hd_json_key(b->json, "machine");
+        json_numbers(b->json, keys, values, 3);
+    } else {
+        printf("%s on %s: %s; KV %s, pages of %d, %d tokens a step\n", model, name, device.ptr, kv,
+               b->mo.page_tok, b->o->max_num_batched_tokens);
+        if (b->roof.flops > 0)
+            printf("machine: %.1f GFLOP/s float32 multiply-add, %.1f GB/s read (%.0f MB)\n",
+                   b->roof.flops / 1e9, b->roof.read_bytes / 1e9,
+                   (double)b->roof.buffer_bytes / 1e6);
+    }
+    hd_buf_fini(&device);
+}
+
+static hd_status parse_lists(struct bench *b) {
+    HD_TRY(parse_list("prompt-lengths", b->o->bench_prompts, &b->prompts));
+    HD_TRY(parse_list("batch-sizes", b->o->bench_batches, &b->batches));
+    return parse_list("contexts", b->o->bench_contexts, &b->contexts);
+}
+
+static int run(const struct hd_options *o, int n_arg, char **arg) {
+    if (n_arg > 1) return hd_command_usage(&hd_cmd_bench, "one model at a time");
+    const char *model = n_arg == 1 ? arg[0] : o->model;
+    struct bench b = {.o = o, .seed = 1};
+    hd_buf out;
+    hd_buf_init(&out, 1 << 20);
+    hd_json json = hd_json_begin(&out);
+    if (o->json) {
+        b.json = &json;
+        hd_json_object(&json);
+    }
+    hd_status s = parse_lists(&b);
+    if (s == HD_OK) s = open_all(&b, model);
+    if (s == HD_OK) {
+        describe(&b, model);
+        run_all(&b);
+    }
+    if (s == HD_OK && o->json) {
+        hd_json_object_end(&json);
+        printf("%s\n", out.ptr);
+    }
+    hd_buf_fini(&out);
+    close_all(&b);
+    return s == HD_OK ? 0 : hd_command_error(&hd_cmd_bench);
+}
+
+const struct hd_command hd_cmd_bench = {
+    .name = "bench",
+    .summary = "measure speed: prompts and steps, as a share of the machine's own limits",
+    .usage = "[options] [MODEL]",
+    .details =
+        "Runs the model alone, without server and scheduler: prompts of --prompt-lengths, then\n"
+        "single steps of --batch-sizes sequences at --contexts. tok/s is of the median run.\n"
+        "'of FMA' and 'of read' compare with float32 multiply-adds and streaming reads measured\n"
+        "on the same threads just before; weights and KV read are counted, with even routing.\n\n"
+        "  hadal bench mini --threads 1\n"
+        "  hadal bench v2-lite.gguf --batch-sizes 1,8,32 --contexts 1024 --json\n",
+    .run = run,
+};

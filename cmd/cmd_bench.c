@@ -1,6 +1,6 @@
 /* hadal bench: how fast the model runs, apart from any server: prompts of some lengths, and single
  * steps of some batch sizes at some contexts; each also as a share of what the machine measured in
- * the same run can do (cpu/roofline.h).
+ * the same run can do.
  *
  * Tokens are random (seeded), so that experts are chosen about evenly; the cache holds zeros except
  * for the rows that the steps write, which costs the same time as any other content. */
@@ -8,7 +8,6 @@
 #include "base/mem.h"
 #include "cmd/anatomy.h"
 #include "cmd/command.h"
-#include "cpu/roofline.h"
 #include "engine/load.h"
 #include "engine/sizes.h"
 
@@ -32,7 +31,7 @@ struct bench {
     hd_model_options mo;
     hd_batch batch;
     uint64_t seed;
-    hd_cpu_roofline roof;             /* zeros when the backend is not the cpu */
+    hd_dev_roofline roof;             /* zeros when the backend does not tell */
     double fixed_bytes, expert_bytes; /* weights read in every step; all routed experts */
     double active_params;             /* a token's multiply-adds outside of attention */
     struct list prompts, batches, contexts;
@@ -120,8 +119,7 @@ static hd_status open_all(struct bench *b, const char *model) {
                                .kv_format = kv_format};
     HD_TRY(hd_model_open(b->checkpoint, &b->dev, &b->mo, load_progress, NULL, &b->model));
     hd_batch_init(&b->batch, b->mo.n_row_max, n_seq, b->mo.n_page, b->mo.page_tok);
-    if (b->dev.ops != &hd_dev_cpu) return HD_OK;
-    return hd_cpu_roofline_measure(&b->dev, (size_t)256 << 20, &b->roof);
+    return b->dev.ops->roofline ? b->dev.ops->roofline(b->dev.ctx, &b->roof) : HD_OK;
 }
 
 static void close_all(struct bench *b) {

@@ -211,6 +211,7 @@ const hd_dev_ops hd_dev_cpu = {
     .describe = cpu_describe,
     .supports = cpu_supports,
     .kernel = cpu_kernel,
+    .roofline = hd_cpu_roofline,
     .alloc = cpu_alloc,
     .free = cpu_free,
     .reserve = hd_cpu_reserve,

@@ -123,6 +123,7 @@ typedef struct hd_cpu_norm_rows {
 hd_cpu_qrows hd_cpu_norm(hd_cpu *c, const hd_cpu_norm_rows *a);
 
 hd_status hd_cpu_reserve(void *ctx, const hd_dev_limits *limits);
+hd_status hd_cpu_roofline(void *ctx, hd_dev_roofline *out);
 void hd_cpu_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args);
 void hd_cpu_mla_attn(void *ctx, const struct hd_op_mla_attn *args);
 void hd_cpu_route(void *ctx, const struct hd_op_route *args);

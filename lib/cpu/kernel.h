@@ -85,7 +85,7 @@ typedef struct hd_cpu_kernels {
     void (*rope)(float *x, const float *cs, int n);
     void (*decode)(enum hd_format f, const void *src, float *dst, int n); /* whole blocks */
     void (*encode)(enum hd_format f, const float *src, void *dst, int n); /* F32, F16, BF16 */
-    /* What the machine can do at this level (roofline.h): floating-point operations done by n
+    /* What the machine can do at this level (roofline.c): floating-point operations done by n
      * rounds of multiply-adds on registers, and a sum over p[n], n a multiple of 128. */
     double (*probe_fma)(int64_t n, float *sink);
     float (*probe_read)(const float *p, size_t n);

@@ -1,10 +1,11 @@
-/* The best of several short rounds: what disturbs a measurement only makes it slower. */
-#include "cpu/roofline.h"
+/* What this machine can do on the backend's own threads and instruction set. The best of several
+ * short rounds: what disturbs a measurement only makes it slower. */
+#include "cpu/cpu.h"
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "cpu/cpu.h"
 
+#define BUFFER_BYTES ((size_t)256 << 20)
 #define N_ROUND 15
 #define FMA_STEPS 1000000 /* about 2 ms */
 
@@ -28,19 +29,18 @@ static void stream(void *ctx, int task, int thread) {
     p->sink[16 * task] = p->c->k->probe_read(p->buffer + (size_t)task * p->n_each, p->n_each);
 }
 
-hd_status hd_cpu_roofline_measure(const hd_dev *dev, size_t buffer_bytes, hd_cpu_roofline *out) {
-    HD_ASSERT(dev->ops == &hd_dev_cpu);
-    const hd_cpu *c = dev->ctx;
+hd_status hd_cpu_roofline(void *ctx, hd_dev_roofline *out) {
+    const hd_cpu *c = ctx;
     size_t n_thread = (size_t)c->n_thread;
     void *memory;
-    probe p = {.c = c, .n_each = buffer_bytes / sizeof(float) / n_thread / 128 * 128};
+    probe p = {.c = c, .n_each = BUFFER_BYTES / sizeof(float) / n_thread / 128 * 128};
     HD_TRY(hd_alloc_large(p.n_each * n_thread * sizeof(float), &memory));
     p.buffer = memory;
     /* Written, so that every page is there and they are not all the one page of zeros. */
     for (size_t i = 0; i < p.n_each * n_thread; i += 256) p.buffer[i] = 1;
     p.sink = hd_alloc_zero(n_thread * 16, sizeof *p.sink);
     p.done = hd_alloc_zero(n_thread * 8, sizeof *p.done);
-    *out = (hd_cpu_roofline){.buffer_bytes = p.n_each * n_thread * sizeof(float)};
+    *out = (hd_dev_roofline){.buffer_bytes = p.n_each * n_thread * sizeof(float)};
     for (int round = 0; round < N_ROUND; round++) {
         for (size_t i = 0; i < n_thread; i++) p.sink[16 * i] = 0.999f;
         int64_t t = hd_now_ns();

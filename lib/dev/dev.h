@@ -25,6 +25,13 @@ typedef struct hd_dev_limits {
     int n_pos; /* longest sequence */
 } hd_dev_limits;
 
+/* What a device can do at best, measured when asked, so that speeds can be told as shares of it. */
+typedef struct hd_dev_roofline {
+    double flops;        /* float32 multiply-adds on registers, counted as two, a second */
+    double read_bytes;   /* bytes a second, all threads streaming through one buffer */
+    size_t buffer_bytes; /* of that buffer: a cache larger than this answers in memory's place */
+} hd_dev_roofline;
+
 typedef struct hd_dev_ops {
     const char *name;
     hd_status (*open)(const hd_dev_config *config, void **ctx);
@@ -43,6 +50,8 @@ typedef struct hd_dev_ops {
     /* Optional (NULL): name of the kernel that an op uses for weights of this format, for the plan
      * that people read. */
     const char *(*kernel)(void *ctx, enum hd_op op, enum hd_format f);
+    /* Optional (NULL): takes about a second, allocates out->buffer_bytes meanwhile. */
+    hd_status (*roofline)(void *ctx, hd_dev_roofline *out);
 #define HD_OP(name, what) void (*name)(void *ctx, const struct hd_op_##name *args);
 #include "dev/op.def"
 #undef HD_OP

@@ -8,6 +8,7 @@
 #include "support/check.h"
 #include "support/files.h"
 #include "support/op_data.h"
+#include "support/spawn.h"
 
 #include "model/score.h"
 
@@ -245,18 +246,24 @@ static void golden_prompts(void **state) {
 /* ---- perplexity ---- */
 
 static double perplexity(int weights, int context, int stride) {
-    char command[1024], text[4096];
-    snprintf(command, sizeof command,
-             "%s eval %s --backend cpu --perplexity %s --context %d --stride %d --log-level error "
-             "--json",
-             getenv("HADAL_BIN"), paths[weights], test_path("tests/golden/mini/heldout.txt"),
-             context, stride);
-    FILE *p = popen(command, "r");
-    assert_non_null(p);
-    size_t n = fread(text, 1, sizeof text - 1, p);
-    text[n] = 0;
-    if (pclose(p) != 0) fail_msg("%s failed: %s", command, text);
-    json_t *root = json_loads(text, 0, NULL);
+    char c[16], st[16];
+    snprintf(c, sizeof c, "%d", context);
+    snprintf(st, sizeof st, "%d", stride);
+    const char *out = test_join(folder, "perplexity.json");
+    const char *arg[] = {"eval",
+                         paths[weights],
+                         "--backend",
+                         "cpu",
+                         "--context",
+                         c,
+                         "--stride",
+                         st,
+                         "--json",
+                         "--perplexity",
+                         test_path("tests/golden/mini/heldout.txt"),
+                         NULL};
+    assert_int_equal(test_run_program(arg, out), 0);
+    json_t *root = json_load_file(out, 0, NULL);
     double v =
         json_number_value(json_object_get(json_object_get(root, "perplexity"), "perplexity"));
     json_decref(root);
@@ -287,7 +294,6 @@ static void perplexity_of_held_out_text(void **state) {
 
 static int setup(void **state) {
     (void)state;
-    char command[1024];
     json_error_t error;
     if (getenv("HADAL_BIN") == NULL) {
         print_error("HADAL_BIN, the built program, is not set: run through ctest\n");
@@ -297,9 +303,8 @@ static int setup(void **state) {
     golden = json_load_file(test_path("tests/golden/mini/golden.json"), 0, &error);
     snprintf(paths[0], sizeof paths[0], "%s", test_path("models/mini/mini-bf16.gguf"));
     snprintf(paths[1], sizeof paths[1], "%s", test_join(folder, "mini-q8_0.gguf"));
-    snprintf(command, sizeof command, "%s convert %s %s --outtype q8_0 >%s 2>&1",
-             getenv("HADAL_BIN"), paths[0], paths[1], test_join(folder, "log"));
-    return golden == NULL || system(command) != 0;
+    const char *arg[] = {"convert", paths[0], paths[1], "--outtype", "q8_0", NULL};
+    return golden == NULL || test_run_program(arg, test_join(folder, "log")) != 0;
 }
 
 static int teardown(void **state) {

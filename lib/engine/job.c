@@ -12,8 +12,7 @@ static void add_end_tokens(hd_job *j, const int32_t *token, int n) {
 
 hd_status hd_job_new(const hd_job_spec *spec, hd_job **out) {
     const hd_request *r = spec->request;
-    int room = spec->sched->n_pos_max - r->n_prompt;
-    HD_ASSERT(r->n_prompt > 0 && room > 0);
+    HD_ASSERT(r->n_prompt > 0 && spec->n_new_max > 0);
     hd_job *j = hd_alloc_zero(1, sizeof *j);
     j->id = spec->id;
     j->n_ref = 1;
@@ -21,7 +20,7 @@ hd_status hd_job_new(const hd_job_spec *spec, hd_job **out) {
     j->user = r->user;
     j->submitted_ns = spec->now_ns;
     j->n_prompt = r->n_prompt;
-    j->n_new_max = r->max_tokens > 0 && r->max_tokens < room ? r->max_tokens : room;
+    j->n_new_max = spec->n_new_max;
     j->n_new_min = r->min_tokens;
     j->end_token =
         hd_alloc_zero((size_t)r->n_stop_token + (size_t)spec->n_end_token, sizeof(int32_t));

@@ -34,13 +34,10 @@ static void publish(hd_loop *l);
 hd_loop *hd_loop_new(const hd_loop_config *c) {
     hd_loop *l = hd_alloc_zero(1, sizeof *l);
     l->c = *c;
-    const hd_sched_config *sc = &c->sched;
-    hd_inbox_limits limits = {.n_running_max = sc->n_seq_max,
-                              .n_waiting_max = sc->n_queue_max,
-                              .waiting_tok_max = sc->queue_tok_max};
+    hd_inbox_limits limits = {.n_running_max = c->sched.n_seq_max,
+                              .n_waiting_max = c->n_queue_max,
+                              .waiting_tok_max = c->queue_tok_max};
     l->inbox = hd_inbox_new(&limits);
-    l->c.sched.n_queue_max = hd_inbox_n_slot(l->inbox);
-    l->c.sched.queue_tok_max = 0;
     l->sched = hd_sched_new(&l->c.sched);
     l->desk = hd_sampler_desk_new(c->n_vocab, c->no_token, c->n_no_token);
     l->c.no_token = NULL;
@@ -97,6 +94,7 @@ hd_status hd_loop_submit(hd_loop *l, const hd_request *r, uint64_t *id) {
                         .tokenizer = l->c.tokenizer,
                         .end_token = l->c.end_token,
                         .n_end_token = l->c.n_end_token,
+                        .n_new_max = n_new_max,
                         .id = *id,
                         .seed = atomic_fetch_add(&l->next_seed, 1),
                         .now_ns = now_ns};
@@ -170,7 +168,7 @@ static int drain(hd_loop *l) {
             hd_inbox_unref(l->inbox, j);
             continue;
         }
-        hd_status s = hd_sched_submit(l->sched, j->seq, l->now_ns);
+        hd_status s = hd_sched_submit(l->sched, j->seq);
         j->is_submitted = s == HD_OK;
         if (s != HD_OK) end_job(l, j, HD_FINISH_ERROR, s);
     }

@@ -10,16 +10,14 @@ int hd_sched_pages_for(const hd_sched_config *c, int n_pos) {
     return (n_pos + c->page_tok - 1) / c->page_tok;
 }
 
-static int min_int(int a, int b) { return a < b ? a : b; }
-
-static int slots_of(const hd_sched_config *c) { return min_int(c->n_seq_max, c->n_row_max); }
+static int slots_of(const hd_sched_config *c) { return hd_sched_min(c->n_seq_max, c->n_row_max); }
 
 static int pages_of_seq(const hd_sched_config *c) {
-    return min_int(hd_sched_pages_for(c, c->n_pos_max), c->n_page);
+    return hd_sched_min(hd_sched_pages_for(c, c->n_pos_max), c->n_page);
 }
 
 hd_sched *hd_sched_new(const hd_sched_config *c) {
-    HD_ASSERT(c->n_seq_max > 0 && c->n_row_max > 0 && c->n_queue_max > 0 && c->n_pos_max > 0);
+    HD_ASSERT(c->n_seq_max > 0 && c->n_row_max > 0 && c->n_pos_max > 0);
     HD_ASSERT(c->n_page > 0 && c->page_tok > 0 && c->n_pos_max <= INT32_MAX - c->page_tok);
     HD_ASSERT((int64_t)c->n_page * c->page_tok <= INT32_MAX);
     hd_sched *s = hd_alloc_zero(1, sizeof *s);
@@ -124,7 +122,6 @@ void hd_sched_enqueue(hd_sched *s, hd_seq *q) {
         s->head = q;
     q->state = HD_SEQ_WAITING;
     s->n_waiting++;
-    s->waiting_tok += q->n_tok;
 }
 
 void hd_sched_dequeue(hd_sched *s, hd_seq *q) {
@@ -139,7 +136,6 @@ void hd_sched_dequeue(hd_sched *s, hd_seq *q) {
         s->tail = q->prev;
     q->prev = q->next = NULL;
     s->n_waiting--;
-    s->waiting_tok -= q->n_tok;
 }
 
 hd_status hd_sched_fits(const hd_sched_config *c, int n_prompt, int n_new_max) {
@@ -170,18 +166,9 @@ hd_status hd_sched_fits(const hd_sched_config *c, int n_prompt, int n_new_max) {
     return HD_OK;
 }
 
-hd_status hd_sched_submit(hd_sched *s, hd_seq *q, int64_t now_ns) {
-    (void)now_ns;
+hd_status hd_sched_submit(hd_sched *s, hd_seq *q) {
     HD_ASSERT(q->state == HD_SEQ_NEW);
     HD_TRY(hd_sched_fits(&s->c, q->n_prompt, q->n_new_max));
-    if (s->n_waiting >= s->c.n_queue_max) {
-        return HD_FAIL(BUSY, "queue: at most %d waiting requests", s->c.n_queue_max);
-    }
-    if (s->c.queue_tok_max > 0 && s->n_waiting > 0 &&
-        s->waiting_tok + q->n_prompt > s->c.queue_tok_max) {
-        return HD_FAIL(BUSY, "queue: at most %lld waiting tokens, %lld wait, asked for %d more",
-                       (long long)s->c.queue_tok_max, (long long)s->waiting_tok, q->n_prompt);
-    }
     q->order = ++s->n_submit;
     hd_sched_enqueue(s, q);
     return HD_OK;
@@ -192,14 +179,7 @@ hd_status hd_sched_submit(hd_sched *s, hd_seq *q, int64_t now_ns) {
 int hd_sched_start(hd_sched *s, hd_seq *q) {
     HD_ASSERT(s->n_run < s->n_slot && s->n_free_slot > 0);
     int at = s->n_run++;
-    for (; at > 0; at--) {
-        const hd_seq *before = s->run[at - 1];
-        if (before->priority < q->priority ||
-            (before->priority == q->priority && before->order < q->order)) {
-            break;
-        }
-        s->run[at] = s->run[at - 1];
-    }
+    for (; at > 0 && hd_sched_runs_before(q, s->run[at - 1]); at--) s->run[at] = s->run[at - 1];
     s->run[at] = q;
     q->slot = s->free_slot[--s->n_free_slot];
     q->state = HD_SEQ_RUNNING;
@@ -251,7 +231,7 @@ void hd_sched_commit(hd_sched *s, const hd_batch *b) {
         int n_row = b->seq_row0[i + 1] - b->seq_row0[i];
         HD_ASSERT(b->pos[b->seq_row0[i]] == q->n_computed);
         if (q->n_computed < q->n_redo) {
-            s->recomputed_tok += (uint64_t)min_int(n_row, q->n_redo - q->n_computed);
+            s->recomputed_tok += (uint64_t)hd_sched_min(n_row, q->n_redo - q->n_computed);
         }
         q->n_computed += n_row;
         publish(s, q);
@@ -305,7 +285,6 @@ void hd_sched_get_stats(const hd_sched *s, hd_sched_stats *out) {
                             .n_page_free = n_free,
                             .n_page_cached = n_cached,
                             .n_page_used = s->c.n_page - n_free - n_cached,
-                            .waiting_tok = s->waiting_tok,
                             .n_preempt = s->n_preempt,
                             .recomputed_tok = s->recomputed_tok,
                             .prompt_tok = s->prompt_tok,

@@ -48,13 +48,11 @@ typedef struct hd_sched hd_sched;
 typedef struct hd_seq hd_seq;
 
 typedef struct hd_sched_config {
-    int n_seq_max;         /* running sequences */
-    int n_row_max;         /* token budget of a step (max_num_batched_tokens) */
-    int chunk_max;         /* prompt tokens of one sequence in a step; 0: the budget */
-    bool chunked;          /* false: a prompt is computed in one step or not at all */
-    int n_queue_max;       /* waiting sequences */
-    int64_t queue_tok_max; /* prompt tokens of waiting sequences; 0: no bound */
-    int n_pos_max;         /* longest sequence */
+    int n_seq_max; /* running sequences */
+    int n_row_max; /* token budget of a step (max_num_batched_tokens) */
+    int chunk_max; /* prompt tokens of one sequence in a step; 0: the budget */
+    bool chunked;  /* false: a prompt is computed in one step or not at all */
+    int n_pos_max; /* longest sequence */
     int n_page, page_tok;
     bool prefix_cache;
     bool exact;         /* determinism level 2: absorbed everywhere */
@@ -74,7 +72,7 @@ typedef struct hd_seq_spec {
 /* NEW: not submitted yet. WAITING includes preempted. */
 enum hd_seq_state { HD_SEQ_WAITING, HD_SEQ_RUNNING, HD_SEQ_DONE, HD_SEQ_NEW };
 
-/* Numbers of the configuration are at least 1 (chunk_max, queue_tok_max, expand_min: 0). */
+/* Numbers of the configuration are at least 1 (chunk_max, expand_min: 0). */
 hd_sched *hd_sched_new(const hd_sched_config *c);
 /* Accepts NULL. All sequences are finished or were never submitted. */
 void hd_sched_free(hd_sched *s);
@@ -88,10 +86,11 @@ void hd_sched_batch_init(const hd_sched_config *c, hd_batch *b);
 hd_seq *hd_seq_new(const hd_sched_config *c, const hd_seq_spec *spec);
 void hd_seq_free(hd_seq *q); /* accepts NULL */
 
-/* HD_E_CONTEXT: can never fit (names the limit and what was asked). HD_E_BUSY: the queue is full
- * (an empty queue takes any prompt that fits). On success the scheduler holds the sequence until
- * hd_sched_finish; else it stays the caller's and may be submitted again. */
-HD_MUST_CHECK hd_status hd_sched_submit(hd_sched *s, hd_seq *q, int64_t now_ns);
+/* HD_E_CONTEXT: can never fit (names the limit and what was asked); it stays the caller's. On
+ * success the scheduler holds the sequence until hd_sched_finish. How many may wait is the caller's
+ * to bound.
+ */
+HD_MUST_CHECK hd_status hd_sched_submit(hd_sched *s, hd_seq *q);
 /* Whether a sequence of this size could ever fit; any thread. */
 HD_MUST_CHECK hd_status hd_sched_fits(const hd_sched_config *c, int n_prompt, int n_new_max);
 
@@ -117,7 +116,6 @@ void hd_sched_distrust(hd_sched *s, hd_seq *q);
 
 typedef struct hd_sched_stats {
     int n_waiting, n_running, n_page, n_page_free, n_page_cached, n_page_used;
-    int64_t waiting_tok; /* known tokens of waiting sequences */
     uint64_t n_preempt, recomputed_tok;
     uint64_t prompt_tok, hit_tok; /* over admitted sequences, first admission only */
 } hd_sched_stats;

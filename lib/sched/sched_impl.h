@@ -53,7 +53,6 @@ struct hd_sched {
     int n_free_slot;
     hd_seq *head, *tail; /* waiting, by (priority, preempted first, order) */
     int n_waiting;
-    int64_t waiting_tok;
     hd_seq **flight; /* [n_slot] sequences of the last planned batch; NULL where finished since */
     int n_flight;
     bool in_flight;    /* planned, neither committed nor abandoned */
@@ -72,6 +71,11 @@ void hd_sched_dequeue(hd_sched *s, hd_seq *q);
 int hd_sched_start(hd_sched *s, hd_seq *q);
 /* Takes q from the running ones and gives up its pages and slot. */
 void hd_sched_stop(hd_sched *s, hd_seq *q);
+static inline int hd_sched_min(int a, int b) { return a < b ? a : b; }
+/* The order in which running sequences stand, are planned and, from the end, preempted. */
+static inline bool hd_sched_runs_before(const hd_seq *a, const hd_seq *b) {
+    return a->priority < b->priority || (a->priority == b->priority && a->order < b->order);
+}
 /* Tokens of q to compute: known, not computed, and of use for a further token. */
 int hd_seq_n_wanted(const hd_seq *q);
 

@@ -15,8 +15,6 @@ struct plan {
     int64_t growth_page; /* of the running sequences over the horizon; -1: not counted yet */
 };
 
-static int min_int(int a, int b) { return a < b ? a : b; }
-
 static void add_rows(hd_sched *s, struct plan *p, hd_seq *q, int n_row) {
     hd_batch *b = p->b;
     int page_tok = s->c.page_tok, ix = b->n_seq++;
@@ -88,7 +86,7 @@ static void plan_decodes(hd_sched *s, struct plan *p) {
 /* Admission */
 
 /* Positions that q has pages for once admitted: the known tokens that are of use. */
-static int held_pos(const hd_seq *q) { return min_int(q->n_tok, q->n_tok_max - 1); }
+static int held_pos(const hd_seq *q) { return hd_sched_min(q->n_tok, q->n_tok_max - 1); }
 
 static int growth_of(const hd_sched *s, const hd_seq *q) {
     int64_t n_pos = (int64_t)q->n_tok + s->horizon_tok;
@@ -200,8 +198,8 @@ static bool add_chunk(hd_sched *s, struct plan *p, hd_seq *q) {
     int n_row = hd_seq_n_wanted(q);
     if (n_row == 0) return true;
     if (waits_for_step(s, p, n_row)) return false;
-    if (s->c.chunked && s->c.chunk_max > 0) n_row = min_int(n_row, s->c.chunk_max);
-    add_rows(s, p, q, min_int(n_row, p->n_left));
+    if (s->c.chunked && s->c.chunk_max > 0) n_row = hd_sched_min(n_row, s->c.chunk_max);
+    add_rows(s, p, q, hd_sched_min(n_row, p->n_left));
     return true;
 }
 

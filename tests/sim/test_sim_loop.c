@@ -203,8 +203,8 @@ static void choose_sched(struct sim *m) {
     c->n_row_max = rng_int(r, 1, 60);
     c->chunk_max = rng_chance(r, 0.5) ? 0 : rng_int(r, 1, 32);
     c->chunked = rng_chance(r, 0.8);
-    c->n_queue_max = rng_chance(r, 0.3) ? rng_int(r, 1, 4) : 100;
-    c->queue_tok_max = rng_chance(r, 0.3) ? rng_int(r, 1, 300) : 0;
+    m->c.n_queue_max = rng_chance(r, 0.3) ? rng_int(r, 1, 4) : 100;
+    m->c.queue_tok_max = rng_chance(r, 0.3) ? rng_int(r, 1, 300) : 0;
     c->prefix_cache = rng_chance(r, 0.8);
     c->exact = rng_chance(r, 0.3);
     c->expand_min = rng_int(r, 0, 40);

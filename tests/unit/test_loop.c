@@ -87,13 +87,13 @@ static void rig_init(rig *g, int n_page, int page_tok) {
         .sched = {.n_seq_max = 8,
                   .n_row_max = 32,
                   .chunked = true,
-                  .n_queue_max = 64,
                   .n_pos_max = 200,
                   .n_page = n_page,
                   .page_tok = page_tok,
                   .prefix_cache = true,
                   .expand_min = 20,
                   .model_key = 7},
+        .n_queue_max = 64,
         .clock = {.now_ns = virtual_now, .ctx = &g->now_ns},
         .stepper = {.step = fake_step, .ctx = &g->fake},
         .n_vocab = n_vocab,
@@ -439,8 +439,8 @@ static void the_waiting_line_is_bounded(void **state) {
     rig g;
     rig_init(&g, 100, 4);
     g.c.sched.n_seq_max = 1;
-    g.c.sched.n_queue_max = 2;
-    g.c.sched.queue_tok_max = 100;
+    g.c.n_queue_max = 2;
+    g.c.queue_tok_max = 100;
     rig_start(&g);
     static receiver v[8];
     memset(v, 0, sizeof v);

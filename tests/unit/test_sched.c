@@ -12,7 +12,6 @@ static hd_sched_config config(void) {
     return (hd_sched_config){.n_seq_max = 16,
                              .n_row_max = 64,
                              .chunked = true,
-                             .n_queue_max = 100,
                              .n_pos_max = 1000,
                              .n_page = 200,
                              .page_tok = 8,
@@ -73,7 +72,7 @@ static void repeat_hits_all_whole_pages_but_the_last_token(void **state) {
         struct fixture f = setup(config());
         for (int k = 0; k < 2; k++) {
             hd_seq *q = seq(&f, 0, n_prompt, 3);
-            assert_ok(hd_sched_submit(f.s, q, 0));
+            assert_ok(hd_sched_submit(f.s, q));
             while (step(&f) > 0) {
             }
             assert_int_equal(hd_seq_get_state(q), HD_SEQ_DONE);
@@ -85,7 +84,7 @@ static void repeat_hits_all_whole_pages_but_the_last_token(void **state) {
 }
 
 static hd_seq *submitted(struct fixture *f, hd_seq *q) {
-    assert_ok(hd_sched_submit(f->s, q, f->now_ns));
+    assert_ok(hd_sched_submit(f->s, q));
     return q;
 }
 
@@ -242,36 +241,10 @@ static void what_cannot_fit_is_refused_by_name(void **state) {
     assert_non_null(strstr(hd_error_text(), "at most 64 tokens"));
     struct fixture f = setup(c);
     hd_seq *q = seq(&f, 0, 65, 2), *huge = seq(&f, 0, 5, INT32_MAX);
-    assert_int_equal(hd_sched_submit(f.s, q, 0), HD_E_CONTEXT);
-    assert_int_equal(hd_sched_submit(f.s, huge, 0), HD_E_CONTEXT);
+    assert_int_equal(hd_sched_submit(f.s, q), HD_E_CONTEXT);
+    assert_int_equal(hd_sched_submit(f.s, huge), HD_E_CONTEXT);
     hd_seq_free(q);
     hd_seq_free(huge);
-    teardown(&f);
-}
-
-static void queue_is_bounded_by_requests_and_tokens(void **state) {
-    (void)state;
-    hd_sched_config c = config();
-    c.n_queue_max = 3;
-    c.queue_tok_max = 100;
-    struct fixture f = setup(c);
-    hd_seq *q[5];
-    q[0] = submitted(&f, seq(&f, 0, 200, 1)); /* over the bound, but nobody waits */
-    q[1] = seq(&f, 0, 1, 1);
-    assert_int_equal(hd_sched_submit(f.s, q[1], 0), HD_E_BUSY);
-    assert_non_null(strstr(hd_error_text(), "at most 100 waiting tokens"));
-    hd_sched_finish(f.s, q[0]);
-    assert_ok(hd_sched_submit(f.s, q[1], 0)); /* the same sequence again */
-    q[2] = submitted(&f, seq(&f, 0, 50, 1));
-    q[3] = submitted(&f, seq(&f, 0, 49, 1));
-    q[4] = seq(&f, 0, 1, 1);
-    assert_int_equal(hd_sched_submit(f.s, q[4], 0), HD_E_BUSY);
-    assert_non_null(strstr(hd_error_text(), "at most 3 waiting requests"));
-    assert_int_equal(stats(&f).waiting_tok, 100);
-    while (step(&f) > 0) {
-    }
-    assert_int_equal(stats(&f).waiting_tok, 0);
-    for (int i = 0; i < 5; i++) hd_seq_free(q[i]);
     teardown(&f);
 }
 
@@ -449,7 +422,6 @@ static void preemption_does_not_thrash(void **state) {
     hd_sched_config c = config();
     c.n_seq_max = 64;
     c.n_row_max = 128;
-    c.n_queue_max = 1000;
     c.n_pos_max = 1700;
     c.n_page = 256;
     struct fixture f = setup(c);
@@ -589,7 +561,6 @@ int main(void) {
         cmocka_unit_test(tenants_do_not_share),
         cmocka_unit_test(long_session_hits_every_turn),
         cmocka_unit_test(what_cannot_fit_is_refused_by_name),
-        cmocka_unit_test(queue_is_bounded_by_requests_and_tokens),
         cmocka_unit_test(decoding_goes_on_beside_a_long_prompt),
         cmocka_unit_test(unchunked_prompt_gets_a_step_of_its_own),
         cmocka_unit_test(failed_step_is_planned_again),

@@ -5,7 +5,7 @@
 set -eu
 
 target=${1:-run}
-packages="gcc cmake ninja-build pkg-config libevent-dev libjansson-dev libyaml-dev libxxhash-dev"
+packages="gcc libc6-dev cmake ninja-build pkg-config libevent-dev libjansson-dev libyaml-dev libxxhash-dev"
 case $target in
 run) ;;
 test) packages="$packages libcmocka-dev chromium git" ;;
@@ -32,7 +32,7 @@ as_root=
 if [ "$(id -u)" -ne 0 ]; then
     if ! command -v sudo >/dev/null 2>&1; then
         echo "setup: missing packages:$missing" >&2
-        echo "setup: install them as root: apt-get install$missing" >&2
+        echo "setup: install them as root: apt-get update && apt-get install -y --no-install-recommends$missing" >&2
         exit 1
     fi
     as_root=sudo

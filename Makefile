@@ -17,7 +17,7 @@ help:
 
 build:
 	@tools/setup.sh run
-	@cmake --preset release -DBUILD_TESTING=OFF >/dev/null
+	@[ -f build/release/build.ninja ] || cmake --preset release -DBUILD_TESTING=OFF >/dev/null
 	@cmake --build --preset release -j $(JOBS) --target hadal
 
 run: build

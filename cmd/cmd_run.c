@@ -330,7 +330,7 @@ static int one_shot(session *s) {
     hd_str text = hd_str_of(s->o->prompt);
     if ((s->o->raw ? complete(s, text) : answer(s, text)) != HD_OK)
         return hd_command_error(&hd_cmd_run);
-    if (!s->o->json) print_stats(&s->last);
+    if (!s->o->json && !ferror(stdout)) print_stats(&s->last);
     return s->last.finish == HD_FINISH_CANCELLED ? exit_interrupted : 0;
 }
 

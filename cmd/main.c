@@ -75,7 +75,7 @@ static void print_help(const struct hd_command *c, const hd_opt_table *table) {
     hd_opt_help(table, &b);
     printf("hadal %s: %s\n\nUsage: hadal %s %s\n\n%s\nOptions:\n%s", c->name, c->summary, c->name,
            c->usage, c->details, b.len ? b.ptr : "");
-    printf("      --help                              this text\n\n"
+    printf("      --help                               this text\n\n"
            "Each option is also a key of the --config file and a variable, HADAL_ and its name in\n"
            "capitals: --max-num-seqs 8 is max-num-seqs: 8 and HADAL_MAX_NUM_SEQS=8.\n"
            "Order of strength: default < file < environment < flag.\n");
@@ -168,6 +168,10 @@ int main(int argc, char **argv) {
     } else {
         set_log(&o);
         rc = c->run(&o, n_arg, arg);
+    }
+    if (ferror(stdout) || fflush(stdout) != 0) {
+        fprintf(stderr, "hadal %s: stdout cannot be written\n", c->name);
+        rc = 1;
     }
     hd_arena_free(table.arena);
     return rc;

@@ -69,21 +69,22 @@ static hd_status unknown(const hd_opt_table *t, const char *where, const char *k
         if (applies(t, &t->row[i])) candidate[n++] = t->row[i].flag;
     const char *near = hd_nearest(flag, candidate, n);
     if (near)
-        return HD_FAIL(INVALID, "%s: unknown option '%s'; did you mean '%s'?", where, key, near);
+        return HD_FAIL(INVALID, "%s: unknown option '%s'; did you mean '%s%s'?", where, key,
+                       key[0] == '-' ? "--" : "", near);
     return HD_FAIL(INVALID, "%s: unknown option '%s'; 'hadal %s --help' lists them", where, key,
                    t->command);
 }
 
-/* ---- one value ---- */
+/* ---- one value; where says which option, as its source spells it ---- */
 
-static hd_status parse_bool(const char *where, const hd_opt_row *r, const char *text, bool *out) {
+static hd_status parse_bool(const char *where, const char *text, bool *out) {
     static const char *const yes[] = {"true", "1", "yes", "on"}, *const no[] = {"false", "0", "no",
                                                                                 "off"};
     for (size_t i = 0; i < HD_COUNT_OF(yes); i++) {
         if (strcmp(text, yes[i]) == 0) return *out = true, HD_OK;
         if (strcmp(text, no[i]) == 0) return *out = false, HD_OK;
     }
-    return HD_FAIL(INVALID, "%s: %s: expected true or false, found '%s'", where, r->flag, text);
+    return HD_FAIL(INVALID, "%s: expected true or false, found '%s'", where, text);
 }
 
 static double unit_of(const char *suffix) {
@@ -112,11 +113,11 @@ static hd_status parse_number(const char *where, const hd_opt_row *r, const char
     double unit = r->kind == HD_OPT_SIZE ? unit_of(end) : (*end == 0);
     if (end == text || isspace((unsigned char)text[0]) || unit == 0 || !isfinite(v) || errno != 0 ||
         strpbrk(text, "xX") || (whole && floor(v * unit) != v * unit))
-        return HD_FAIL(INVALID, "%s: %s: expected %s, found '%s'", where, r->flag, want, text);
+        return HD_FAIL(INVALID, "%s: expected %s, found '%s'", where, want, text);
     v *= unit;
     if (v < r->min || v > r->max)
-        return HD_FAIL(INVALID, "%s: %s: expected %s in [%.15g, %.15g], found %s", where, r->flag,
-                       want, r->min, r->max, text);
+        return HD_FAIL(INVALID, "%s: expected %s in [%.15g, %.15g], found %s", where, want, r->min,
+                       r->max, text);
     *out = v;
     return HD_OK;
 }
@@ -136,17 +137,16 @@ static hd_status set_value(const hd_opt_table *t, void *options, const hd_opt_ro
     void *field = (char *)options + r->offset;
     double v = 0;
     switch (r->kind) {
-    case HD_OPT_BOOL: return parse_bool(where, r, text, field);
+    case HD_OPT_BOOL: return parse_bool(where, text, field);
     case HD_OPT_STR:
         if (r->choices && !is_choice(r->choices, text))
-            return HD_FAIL(INVALID, "%s: %s: expected one of %s, found '%s'", where, r->flag,
-                           r->choices, text);
+            return HD_FAIL(INVALID, "%s: expected one of %s, found '%s'", where, r->choices, text);
         *(const char **)field = hd_arena_strndup(t->arena, text, strlen(text));
         return HD_OK;
     case HD_OPT_LIST: {
         hd_opt_list *list = field;
         if (list->n == HD_OPT_LIST_MAX)
-            return HD_FAIL(INVALID, "%s: %s: more than %d values", where, r->flag, HD_OPT_LIST_MAX);
+            return HD_FAIL(INVALID, "%s: more than %d values", where, HD_OPT_LIST_MAX);
         list->item[list->n++] = hd_arena_strndup(t->arena, text, strlen(text));
         return HD_OK;
     }
@@ -214,19 +214,21 @@ static void to_flag(const char *key, char flag[name_bytes_max]) {
     flag[i] = 0;
 }
 
-static hd_status yaml_value(struct yaml_reader *y, const hd_opt_row *r, const char *where) {
+static hd_status yaml_value(struct yaml_reader *y, const hd_opt_row *r, const char *line) {
+    char where[640];
+    snprintf(where, sizeof where, "%s: %s", line, r->flag);
     HD_TRY(yaml_next(y));
     clear_list(y->options, r);
     if (y->event.type == YAML_SCALAR_EVENT)
         return set_value(y->t, y->options, r, where, (const char *)y->event.data.scalar.value);
     if (y->event.type != YAML_SEQUENCE_START_EVENT || r->kind != HD_OPT_LIST)
-        return HD_FAIL(INVALID, "%s: %s: expected %s", where, r->flag,
+        return HD_FAIL(INVALID, "%s: expected %s", where,
                        r->kind == HD_OPT_LIST ? "a value or a list of values" : "one value");
     for (;;) {
         HD_TRY(yaml_next(y));
         if (y->event.type == YAML_SEQUENCE_END_EVENT) return HD_OK;
         if (y->event.type != YAML_SCALAR_EVENT)
-            return HD_FAIL(INVALID, "%s: %s: a list may hold plain values only", where, r->flag);
+            return HD_FAIL(INVALID, "%s: a list may hold plain values only", where);
         HD_TRY(set_value(y->t, y->options, r, where, (const char *)y->event.data.scalar.value));
     }
 }

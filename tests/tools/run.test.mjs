@@ -2,7 +2,7 @@
 // what it says when asked for something that cannot be.
 import assert from 'node:assert/strict';
 import { spawn, spawnSync } from 'node:child_process';
-import { readFileSync } from 'node:fs';
+import { closeSync, openSync, readFileSync } from 'node:fs';
 import path from 'node:path';
 import { test } from 'node:test';
 
@@ -114,4 +114,14 @@ test('refusals', () => {
   refused(['-p', 'a', '--temp', '-1'], 2, /temp/);
   refused(['-p', 'a', '--max-model-len', '4'], 1, /context holds 4/);
   refused(['-p', 'a', ...Array(17).fill(['--stop', 'x']).flat()], 2, /--stop: at most 16/);
+});
+
+test('an output that cannot be written is an error', () => {
+  const full = openSync('/dev/full', 'w');
+  for (const args of [['run', '-p', 'Hello!', '--temp', '0'], ['inspect', '--no-hash']]) {
+    const r = spawnSync(bin, args, { stdio: ['ignore', full, 'pipe'], encoding: 'utf8' });
+    assert.equal(r.status, 1, r.stderr);
+    assert.match(r.stderr, /stdout cannot be written/);
+  }
+  closeSync(full);
 });

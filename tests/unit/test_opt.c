@@ -97,8 +97,8 @@ static void refused(const char *arg0, const char *arg1, const char *words) {
 
 static void flags_are_checked(void **state) {
     (void)state;
-    refused("--max-cuont", "3", "did you mean 'max-count'");
-    refused("--max-count", "eleven", "expected a whole number, found 'eleven'");
+    refused("--max-cuont", "3", "did you mean '--max-count'");
+    refused("--max-count", "eleven", "--max-count: expected a whole number, found 'eleven'");
     refused("--max-count", "11", "[1, 10], found 11");
     refused("--max-count", "2.5", "whole number");
     refused("--max-count", NULL, "expected a value (N)");
@@ -139,7 +139,8 @@ static void files_are_checked(void **state) {
     file_refused("flag: true\nflag: true\n", "given twice");
     file_refused("flag: &a true\n", "anchors");
     file_refused("- a\n", "expected lines");
-    file_refused("max-count: [1]\n", "expected one value");
+    file_refused("max-count: [1]\n", ":1: max-count: expected one value");
+    file_refused("flag: true\nmax-count: x\n", ":2: max-count: expected a whole number");
     file_refused("key: [[a]]\n", "plain values");
     file_refused("flag: {a: b}\n", "expected one value");
     file_refused("flag: [\n", ":");

@@ -8,7 +8,6 @@
 #include "cmd/anatomy.h"
 #include "cmd/command.h"
 #include "file/json.h"
-#include "file/mapping.h"
 #include "model/export.h"
 #include "text/tokenizer.h"
 

@@ -6,7 +6,6 @@
 #include "cmd/command.h"
 #include "engine/load.h"
 #include "file/gguf.h"
-#include "file/mapping.h"
 
 #include <stdio.h>
 #include <string.h>

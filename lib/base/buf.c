@@ -17,6 +17,38 @@ bool hd_str_eq(hd_str a, hd_str b) {
 
 bool hd_str_eq_c(hd_str a, const char *b) { return hd_str_eq(a, hd_str_of(b)); }
 
+bool hd_str_ends_c(hd_str a, const char *end) {
+    size_t n = strlen(end);
+    return a.len >= n && memcmp(a.ptr + a.len - n, end, n) == 0;
+}
+
+const char *hd_show(hd_str text) {
+    enum { ring_n = 8, shown_max = 80 };
+    static _Thread_local char ring[ring_n][shown_max + 8];
+    static _Thread_local unsigned next;
+    char *out = ring[next++ % ring_n];
+    size_t n = 0;
+    for (size_t i = 0; i < text.len;) {
+        uint32_t cp = 0;
+        size_t used = hd_utf8_decode(text.ptr + i, text.len - i, &cp);
+        bool is_plain = used > 0 && cp >= 0x20 && !(cp >= 0x7F && cp < 0xA0);
+        size_t add = is_plain ? used : 1;
+        if (n + add > shown_max) {
+            memcpy(out + n, "...", 3);
+            n += 3;
+            break;
+        }
+        if (is_plain)
+            memcpy(out + n, text.ptr + i, used);
+        else
+            out[n] = '?';
+        n += add;
+        i += used ? used : 1;
+    }
+    out[n] = 0;
+    return out;
+}
+
 void hd_buf_init(hd_buf *b, size_t cap) { *b = (hd_buf){.cap = cap}; }
 
 void hd_buf_fini(hd_buf *b) {

@@ -20,6 +20,10 @@ typedef struct hd_str {
 hd_str hd_str_of(const char *c_str);
 bool hd_str_eq(hd_str a, hd_str b);
 bool hd_str_eq_c(hd_str a, const char *b);
+bool hd_str_ends_c(hd_str a, const char *end);
+/* Text from a file or a client for a message: at most 80 bytes, bytes that could spoil a terminal
+ * or a line as '?'. Valid on this thread until the next eight calls. */
+const char *hd_show(hd_str text);
 
 typedef struct hd_buf {
     char *ptr; /* NUL-terminated whenever len > 0 */

@@ -19,21 +19,10 @@ static void progress(const hd_engine_config *c, const char *what, double done) {
     if (c->on_progress) c->on_progress(c->progress_user, what, done);
 }
 
-/* The last part of a path, without ".gguf". */
-static const char *base_name(hd_engine *e, const char *path) {
-    size_t n = strlen(path);
-    while (n > 1 && path[n - 1] == '/') n--;
-    size_t first = n;
-    while (first > 0 && path[first - 1] != '/') first--;
-    n -= first;
-    if (n > 5 && strncmp(path + first + n - 5, ".gguf", 5) == 0) n -= 5;
-    return hd_arena_strndup(e->names, path + first, n);
-}
-
 static const char *name_model(hd_engine *e, const hd_engine_config *c, const hd_hparams *hp) {
     if (c->served_name && *c->served_name) return keep(e, c->served_name);
     if (!c->model || strcmp(c->model, "mini") == 0) return "mini";
-    return hp->name[0] ? keep(e, hp->name) : base_name(e, c->model);
+    return keep(e, hp->name);
 }
 
 /* Elements in all, and the format that most of them have. */

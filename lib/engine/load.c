@@ -2,8 +2,8 @@
 #include "engine/impl.h"
 
 #include "file/gguf.h"
+#include "file/mapping.h"
 
-#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -30,8 +30,8 @@ static hd_status tokenizer_from_gguf(const hd_checkpoint *c, hd_tokenizer **out)
     *out = NULL;
     if (!hd_gguf_str(g, "tokenizer.ggml.model", &model)) return HD_OK;
     if (!hd_str_eq_c(model, "gpt2"))
-        return HD_FAIL(UNSUPPORTED, "%s: tokenizer.ggml.model: expected gpt2, found %.*s",
-                       hd_checkpoint_path(c), (int)model.len, model.ptr);
+        return HD_FAIL(UNSUPPORTED, "%s: tokenizer.ggml.model: expected gpt2, found %s",
+                       hd_checkpoint_path(c), hd_show(model));
     hd_tokenizer_parts p = {.name = hd_checkpoint_path(c),
                             .bos = token_key(g, "tokenizer.ggml.bos_token_id"),
                             .eos = token_key(g, "tokenizer.ggml.eos_token_id"),
@@ -55,7 +55,7 @@ static hd_status tokenizer_from_gguf(const hd_checkpoint *c, hd_tokenizer **out)
         for (size_t i = 0; i < n_type; i++) {
             int64_t v = 0;
             hd_gguf_array_int(g, "tokenizer.ggml.token_type", i, &v);
-            type[i] = (int32_t)v;
+            type[i] = v >= 0 && v <= INT32_MAX ? (int32_t)v : 0; /* 0: refused with its token */
         }
         p.token = token;
         p.merge = merge;
@@ -68,72 +68,37 @@ static hd_status tokenizer_from_gguf(const hd_checkpoint *c, hd_tokenizer **out)
     return s;
 }
 
-static hd_status tokenizer_from_folder(const hd_checkpoint *c, hd_tokenizer **out) {
-    char *json = NULL, *config = NULL;
-    size_t n_json = 0, n_config = 0;
+/* A tokenizer.json and the tokenizer_config.json of its folder, if there is one. */
+static hd_status tokenizer_from_file(const char *path, const char *folder, hd_tokenizer **out) {
+    enum { text_bytes_max = 256 << 20 };
+    char *json, *config, *config_path = hd_path_join(folder, "tokenizer_config.json");
+    size_t n_json, n_config = 0;
     *out = NULL;
-    hd_status s = hd_checkpoint_file(c, "tokenizer.json", &json, &n_json);
-    if (s == HD_E_NOT_FOUND) return HD_OK;
-    if (s == HD_OK) s = hd_checkpoint_file(c, "tokenizer_config.json", &config, &n_config);
-    if (s == HD_E_NOT_FOUND) s = HD_OK;
-    if (s == HD_OK)
-        s = hd_tokenizer_from_json((hd_str){json, n_json}, (hd_str){config, n_config},
-                                   hd_checkpoint_path(c), out);
+    hd_status s = hd_text_read(path, text_bytes_max, &json, &n_json);
+    if (s == HD_OK) {
+        s = hd_text_read(config_path, text_bytes_max, &config, &n_config);
+        if (s == HD_E_NOT_FOUND) s = HD_OK;
+        if (s == HD_OK)
+            s = hd_tokenizer_from_json((hd_str){json, n_json}, (hd_str){config, n_config}, path,
+                                       out);
+        hd_free(config);
+    }
     hd_free(json);
-    hd_free(config);
+    hd_free(config_path);
+    return s;
+}
+
+static hd_status tokenizer_from_folder(const char *folder, hd_tokenizer **out) {
+    char *path = hd_path_join(folder, "tokenizer.json");
+    hd_status s = tokenizer_from_file(path, folder, out);
+    hd_free(path);
     return s;
 }
 
 static hd_status tokenizer_of(const hd_checkpoint *c, hd_tokenizer **out) {
-    return hd_checkpoint_gguf(c) ? tokenizer_from_gguf(c, out) : tokenizer_from_folder(c, out);
-}
-
-enum { file_max = 256 << 20 };
-
-static hd_status read_text(const char *path, char **text, size_t *n) {
-    FILE *f = fopen(path, "re");
-    if (!f) return HD_FAIL(NOT_FOUND, "%s: cannot be opened", path);
-    hd_buf b;
-    hd_buf_init(&b, file_max);
-    char piece[1 << 16];
-    for (size_t got; (got = fread(piece, 1, sizeof piece, f)) > 0;) hd_buf_add(&b, piece, got);
-    bool failed = ferror(f) != 0;
-    fclose(f);
-    if (failed || b.overflowed) {
-        hd_buf_fini(&b);
-        return HD_FAIL(IO, "%s: cannot be read (at most %d bytes)", path, file_max);
-    }
-    *text = b.ptr;
-    *n = b.len;
-    return HD_OK;
-}
-
-static bool ends_with(const char *s, const char *end) {
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && strcmp(s + n - m, end) == 0;
-}
-
-/* The tokenizer_config.json beside a tokenizer.json, if there is one. */
-static void read_config_beside(const char *path, char **text, size_t *n) {
-    const char *slash = strrchr(path, '/');
-    hd_buf b;
-    hd_buf_init(&b, 4096);
-    if (slash) hd_buf_add(&b, path, (size_t)(slash + 1 - path));
-    hd_buf_add_c(&b, "tokenizer_config.json");
-    if (b.overflowed || read_text(b.ptr, text, n) != HD_OK) *text = NULL;
-    hd_buf_fini(&b);
-}
-
-static hd_status tokenizer_from_json_file(const char *path, hd_tokenizer **out) {
-    char *json = NULL, *config = NULL;
-    size_t n_json = 0, n_config = 0;
-    HD_TRY(read_text(path, &json, &n_json));
-    read_config_beside(path, &config, &n_config);
-    hd_status s =
-        hd_tokenizer_from_json((hd_str){json, n_json}, (hd_str){config, n_config}, path, out);
-    hd_free(json);
-    hd_free(config);
-    return s;
+    if (hd_checkpoint_gguf(c)) return tokenizer_from_gguf(c, out);
+    hd_status s = tokenizer_from_folder(hd_checkpoint_path(c), out);
+    return s == HD_E_NOT_FOUND ? HD_OK : s; /* a model may bring none */
 }
 
 static bool is_folder(const char *path) {
@@ -144,16 +109,15 @@ static bool is_folder(const char *path) {
 hd_status hd_engine_open_tokenizer(const hd_checkpoint *model, const char *path,
                                    hd_tokenizer **out) {
     if (!path) return tokenizer_of(model, out);
-    if (is_folder(path)) { /* only the tokenizer is wanted: there may be no weights beside it */
-        hd_buf b;
-        hd_buf_init(&b, 4096);
-        hd_buf_addf(&b, "%s/tokenizer.json", path);
-        hd_status s = b.overflowed ? HD_FAIL(INVALID, "tokenizer: path is too long")
-                                   : tokenizer_from_json_file(b.ptr, out);
-        hd_buf_fini(&b);
+    /* Only the tokenizer is wanted: there may be no weights beside it. */
+    if (is_folder(path)) return tokenizer_from_folder(path, out);
+    if (!hd_str_ends_c(hd_str_of(path), ".gguf")) {
+        const char *slash = strrchr(path, '/');
+        char *folder = slash ? hd_strndup(path, (size_t)(slash - path) + 1) : hd_strdup(".");
+        hd_status s = tokenizer_from_file(path, folder, out);
+        hd_free(folder);
         return s;
     }
-    if (!ends_with(path, ".gguf")) return tokenizer_from_json_file(path, out);
     hd_checkpoint *c;
     HD_TRY(hd_checkpoint_open(path, &c));
     hd_status s = tokenizer_from_gguf(c, out);

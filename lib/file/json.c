@@ -1,8 +1,6 @@
 /* jansson with one error line. */
 #include "file/json.h"
 
-#include "file/mapping.h"
-
 #include <stdio.h>
 
 hd_status hd_json_parse(hd_str text, const char *file, json_t **out) {

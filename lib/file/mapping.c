@@ -3,7 +3,6 @@
 #include "file/mapping.h"
 
 #include "base/mem.h"
-#include "base/utf8.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -109,31 +108,4 @@ hd_str hd_path_base(const char *path) {
     size_t from = n;
     while (from > 0 && path[from - 1] != '/') from--;
     return (hd_str){path + from, n - from};
-}
-
-const char *hd_show(hd_str name) {
-    enum { ring_n = 8, shown_max = 80 };
-    static _Thread_local char ring[ring_n][shown_max + 8];
-    static _Thread_local unsigned next;
-    char *out = ring[next++ % ring_n];
-    size_t n = 0;
-    for (size_t i = 0; i < name.len;) {
-        uint32_t cp = 0;
-        size_t used = hd_utf8_decode(name.ptr + i, name.len - i, &cp);
-        bool is_plain = used > 0 && cp >= 0x20 && !(cp >= 0x7F && cp < 0xA0);
-        size_t add = is_plain ? used : 1;
-        if (n + add > shown_max) {
-            memcpy(out + n, "...", 3);
-            n += 3;
-            break;
-        }
-        if (is_plain)
-            memcpy(out + n, name.ptr + i, used);
-        else
-            out[n] = '?';
-        n += add;
-        i += used ? used : 1;
-    }
-    out[n] = 0;
-    return out;
 }

@@ -1,4 +1,4 @@
-/* Read-only files: mapped whole, or read as a small text; and names made fit for messages.
+/* Read-only files: mapped whole, or read as a small text.
  *
  * Only regular files are taken (a folder, a pipe, a symlink loop or an empty file is one error
  * line). Thread: any. */
@@ -24,9 +24,5 @@ HD_MUST_CHECK hd_status hd_text_read(const char *path, size_t n_byte_max, char *
 char *hd_path_join(const char *dir, const char *name);
 /* The last part of a path, slashes at its end left out. */
 hd_str hd_path_base(const char *path);
-
-/* A name from a file for a message: at most 80 bytes, bytes that could spoil a terminal or a line
- * as '?'. Valid on this thread until the next eight calls. */
-const char *hd_show(hd_str name);
 
 #endif

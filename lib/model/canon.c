@@ -5,8 +5,6 @@
  * by its transpose, so per head its n_nope rows become columns when a matrix is asked for. */
 #include "model/canon_build.h"
 
-#include "file/mapping.h"
-
 #include <stdio.h>
 #include <string.h>
 

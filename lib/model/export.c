@@ -8,18 +8,13 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool ends_with(const char *s, const char *end) {
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && strcmp(s + n - m, end) == 0;
-}
-
 static bool fits(enum hd_format f, int64_t n_in) {
     return n_in % hd_format_get(f)->block_elems == 0;
 }
 
 enum hd_format hd_export_format(const hd_canon_tensor *t, int wanted, char why[128]) {
     why[0] = 0;
-    if (t->n_dim == 1 || ends_with(t->name, "ffn_gate_inp.weight")) return HD_F32;
+    if (t->n_dim == 1 || hd_str_ends_c(hd_str_of(t->name), "ffn_gate_inp.weight")) return HD_F32;
     /* The transposed key part of a quantised kv_b arrives decoded: quantise it again. */
     enum hd_format to = wanted == HD_EXPORT_AUTO ? t->src[0]->format : (enum hd_format)wanted;
     if (fits(to, t->ne[0])) return to;

@@ -188,7 +188,7 @@ hd_status hd_hparams_read(const hd_checkpoint *c, hd_hparams *out) {
     const char *path = hd_checkpoint_path(c);
     *out = (hd_hparams){.bos = -1, .eos = -1, .pad = -1};
     hd_str name = hd_path_base(path); /* unless a key has one */
-    if (name.len > 5 && memcmp(name.ptr + name.len - 5, ".gguf", 5) == 0) name.len -= 5;
+    if (name.len > 5 && hd_str_ends_c(name, ".gguf")) name.len -= 5;
     hd_hparams_set_name(out, name);
     if (!hd_checkpoint_gguf(c)) return read_config(c, out);
     return finish(hd_hparams_from_gguf(c, path, out), path, out);

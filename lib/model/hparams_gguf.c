@@ -3,7 +3,6 @@
 #include "model/hparams_source.h"
 
 #include "file/gguf.h"
-#include "file/mapping.h"
 
 #include <math.h>
 #include <stdio.h>

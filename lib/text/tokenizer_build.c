@@ -41,15 +41,6 @@ static bool bytes_of(hd_str s, char *out, size_t *n_byte) {
     return true;
 }
 
-hd_str hd_excerpt(hd_str s) {
-    if (s.len <= 60) return s;
-    size_t n = 60;
-    while (n > 0 && ((unsigned char)s.ptr[n] & 0xC0) == 0x80) n--;
-    return (hd_str){s.ptr, n};
-}
-
-#define SHOW(s) (int)hd_excerpt(s).len, (s).ptr /* for "%.*s" */
-
 hd_tokenizer *hd_tokenizer_new(const char *name, size_t n_token, size_t n_merge) {
     hd_tokenizer *t = hd_alloc_zero(1, sizeof *t);
     HD_ASSERT(n_token <= HD_TOKEN_ID_MAX + 1);
@@ -67,8 +58,8 @@ hd_tokenizer *hd_tokenizer_new(const char *name, size_t n_token, size_t n_merge)
 
 static hd_status check_new(const hd_tokenizer *t, int32_t id, hd_str s) {
     if (id < 0 || (size_t)id >= t->n_token)
-        return HD_FAIL(CORRUPT, "%s: id %d of token \"%.*s\" is outside 0..%zu", t->name, id,
-                       SHOW(s), t->n_token - 1);
+        return HD_FAIL(CORRUPT, "%s: id %d of token \"%s\" is outside 0..%zu", t->name, id,
+                       hd_show(s), t->n_token - 1);
     if (s.len == 0) return HD_FAIL(CORRUPT, "%s: the token of id %d is empty", t->name, id);
     if (s.len > 2 * HD_TOKEN_BYTES_MAX)
         return HD_FAIL(CORRUPT, "%s: the token of id %d has %zu bytes, at most %d are taken",
@@ -87,8 +78,8 @@ static struct hd_token *set_token(hd_tokenizer *t, int32_t id, hd_str bytes, uin
 
 static hd_status id_taken(const hd_tokenizer *t, int32_t id, hd_str s) {
     hd_str old = hd_tokenizer_bytes(t, id);
-    return HD_FAIL(CORRUPT, "%s: id %d is given to two tokens, \"%.*s\" and \"%.*s\"", t->name, id,
-                   SHOW(old), SHOW(s));
+    return HD_FAIL(CORRUPT, "%s: id %d is given to two tokens, \"%s\" and \"%s\"", t->name, id,
+                   hd_show(old), hd_show(s));
 }
 
 hd_status hd_tokenizer_put_vocab(hd_tokenizer *t, int32_t id, hd_str symbols) {
@@ -101,8 +92,8 @@ hd_status hd_tokenizer_put_vocab(hd_tokenizer *t, int32_t id, hd_str symbols) {
     uint32_t flags = HD_TOKEN_PRESENT | (literal ? HD_TOKEN_LITERAL : 0u);
     struct hd_token *k = set_token(t, id, bytes, flags);
     if (!hd_map_put(literal ? t->by_text : t->by_bytes, (hd_str){k->ptr, k->len}, (uint64_t)id))
-        return HD_FAIL(CORRUPT, "%s: token \"%.*s\" is twice in the vocabulary", t->name,
-                       SHOW(symbols));
+        return HD_FAIL(CORRUPT, "%s: token \"%s\" is twice in the vocabulary", t->name,
+                       hd_show(symbols));
     return HD_OK;
 }
 
@@ -115,12 +106,12 @@ static hd_status check_vocab(const hd_tokenizer *t, int32_t id, hd_str content, 
     if (vocab_id >= 0 && t->token[vocab_id].flags & HD_TOKEN_ADDED) return HD_OK; /* there twice */
     if (t->token[id].flags && vocab_id != id) return id_taken(t, id, content);
     if (vocab_id >= 0 && vocab_id != id)
-        return HD_FAIL(CORRUPT, "%s: added token \"%.*s\" has id %d, in the vocabulary it has %d",
-                       t->name, SHOW(content), id, vocab_id);
+        return HD_FAIL(CORRUPT, "%s: added token \"%s\" has id %d, in the vocabulary it has %d",
+                       t->name, hd_show(content), id, vocab_id);
     if (vocab_id >= 0 && !hd_str_eq(hd_tokenizer_bytes(t, id), content))
         return HD_FAIL(UNSUPPORTED,
-                       "%s: added token \"%.*s\" stands for other bytes in the vocabulary", t->name,
-                       SHOW(content));
+                       "%s: added token \"%s\" stands for other bytes in the vocabulary", t->name,
+                       hd_show(content));
     return HD_OK;
 }
 
@@ -154,7 +145,7 @@ hd_status hd_tokenizer_put_added(hd_tokenizer *t, int32_t id, hd_str content, bo
     HD_TRY(check_vocab(t, id, content, id_of(t, content)));
     uint32_t flags = HD_TOKEN_PRESENT | HD_TOKEN_ADDED | (special ? HD_TOKEN_SPECIAL : 0u);
     if (!hd_added_put(t->added, content, id))
-        return HD_FAIL(CORRUPT, "%s: added token \"%.*s\" is there twice", t->name, SHOW(content));
+        return HD_FAIL(CORRUPT, "%s: added token \"%s\" is there twice", t->name, hd_show(content));
     struct hd_token *k = set_token(t, id, content, flags);
     hd_map_put(t->by_text, (hd_str){k->ptr, k->len}, (uint64_t)id);
     name_bytes(t, id, content);
@@ -167,18 +158,18 @@ hd_status hd_tokenizer_put_merge(hd_tokenizer *t, hd_str left, hd_str right) {
     int32_t l = id_of(t, left), r = id_of(t, right);
     if (l < 0 || r < 0) {
         hd_str part = l < 0 ? left : right;
-        return HD_FAIL(CORRUPT, "%s: merge %zu: \"%.*s\" is not in the vocabulary", t->name, rank,
-                       SHOW(part));
+        return HD_FAIL(CORRUPT, "%s: merge %zu: \"%s\" is not in the vocabulary", t->name, rank,
+                       hd_show(part));
     }
     memcpy(both, left.ptr, left.len);
     memcpy(both + left.len, right.ptr, right.len);
     int32_t merged = id_of(t, (hd_str){both, left.len + right.len});
     if (merged < 0)
-        return HD_FAIL(CORRUPT, "%s: merge %zu: \"%.*s\" + \"%.*s\" is not in the vocabulary",
-                       t->name, rank, SHOW(left), SHOW(right));
+        return HD_FAIL(CORRUPT, "%s: merge %zu: \"%s\" + \"%s\" is not in the vocabulary", t->name,
+                       rank, hd_show(left), hd_show(right));
     if (!hd_bpe_add_merge(t->bpe, l, r, merged))
-        return HD_FAIL(CORRUPT, "%s: merge %zu: \"%.*s\" \"%.*s\" is there twice", t->name, rank,
-                       SHOW(left), SHOW(right));
+        return HD_FAIL(CORRUPT, "%s: merge %zu: \"%s\" \"%s\" is there twice", t->name, rank,
+                       hd_show(left), hd_show(right));
     return HD_OK;
 }
 

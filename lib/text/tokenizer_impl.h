@@ -61,7 +61,4 @@ HD_MUST_CHECK hd_status hd_tokenizer_finish(hd_tokenizer *t);
  * Appended to b. */
 void hd_tokenizer_symbols(const hd_tokenizer *t, int32_t id, hd_buf *b);
 
-/* Text for an error message: at most 60 bytes of s, cut between characters. */
-hd_str hd_excerpt(hd_str s);
-
 #endif

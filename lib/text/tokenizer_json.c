@@ -19,7 +19,7 @@ static hd_str str_of(const json_t *j) {
 
 static const char *type_of(const json_t *j) {
     const char *type = json_string_value(json_object_get(j, "type"));
-    return type ? type : "without a type";
+    return type ? hd_show(hd_str_of(type)) : "without a type";
 }
 
 static bool is_absent(const json_t *j) { return !j || json_is_null(j); }
@@ -30,7 +30,7 @@ static hd_status parse(hd_str text, const char *name, json_t **out) {
         json_loadb(text.ptr ? text.ptr : "", text.len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
     if (!*out)
         return HD_FAIL(CORRUPT, "%s: not valid JSON: line %d, column %d: %s", name, e.line,
-                       e.column, e.text);
+                       e.column, hd_show(hd_str_of(e.text)));
     if (json_is_object(*out)) return HD_OK;
     json_decref(*out);
     *out = NULL;
@@ -86,7 +86,7 @@ static hd_status read_split(const json_t *j, const char *name, hd_str *pattern) 
         json_is_true(json_object_get(j, "invert")))
         return HD_FAIL(UNSUPPORTED,
                        "%s: pre_tokenizer Split: behavior %s%s: only Isolated is supported", name,
-                       behavior ? behavior : "none",
+                       behavior ? hd_show(hd_str_of(behavior)) : "none",
                        json_is_true(json_object_get(j, "invert")) ? ", inverted" : "");
     if (!json_is_string(regex))
         return HD_FAIL(UNSUPPORTED, "%s: pre_tokenizer Split without a regular expression", name);
@@ -114,10 +114,8 @@ static hd_status read_pretok(const json_t *j, const char *name, const hd_pretok 
     *out = hd_pretok_by_patterns(pattern, n - 1);
     if (!*out)
         return HD_FAIL(UNSUPPORTED,
-                       "%s: pre_tokenizer of %zu Splits is not known, the first is %.*s (known: "
-                       "%s)",
-                       name, n - 1, n > 1 ? (int)hd_excerpt(pattern[0]).len : 0,
-                       n > 1 ? pattern[0].ptr : "", hd_pretok_known());
+                       "%s: pre_tokenizer of %zu Splits is not known, the first is %s (known: %s)",
+                       name, n - 1, n > 1 ? hd_show(pattern[0]) : "none", hd_pretok_known());
     return HD_OK;
 }
 
@@ -125,13 +123,12 @@ static hd_status read_pretok(const json_t *j, const char *name, const hd_pretok 
 
 static hd_status read_id(const json_t *j, const char *name, hd_str text, int32_t *out) {
     json_int_t v = json_integer_value(j);
-    hd_str show = hd_excerpt(text);
     if (!json_is_integer(j))
-        return HD_FAIL(CORRUPT, "%s: the id of token \"%.*s\" is not an integer", name,
-                       (int)show.len, show.ptr);
+        return HD_FAIL(CORRUPT, "%s: the id of token \"%s\" is not an integer", name,
+                       hd_show(text));
     if (v < 0 || v > HD_TOKEN_ID_MAX)
-        return HD_FAIL(CORRUPT, "%s: the id of token \"%.*s\" is %lld, expected 0..%d", name,
-                       (int)show.len, show.ptr, (long long)v, HD_TOKEN_ID_MAX);
+        return HD_FAIL(CORRUPT, "%s: the id of token \"%s\" is %lld, expected 0..%d", name,
+                       hd_show(text), (long long)v, HD_TOKEN_ID_MAX);
     *out = (int32_t)v;
     return HD_OK;
 }
@@ -172,11 +169,11 @@ static hd_status read_added(hd_tokenizer *t, const json_t *added) {
     const json_t *item;
     size_t i;
     json_array_foreach(added, i, item) {
-        hd_str content = str_of(json_object_get(item, "content")), show = hd_excerpt(content);
+        hd_str content = str_of(json_object_get(item, "content"));
         for (size_t k = 0; k < HD_COUNT_OF(must_be_false); k++)
             if (json_is_true(json_object_get(item, must_be_false[k])))
-                return HD_FAIL(UNSUPPORTED, "%s: added token \"%.*s\" is %s", t->name,
-                               (int)show.len, show.ptr, must_be_false[k]);
+                return HD_FAIL(UNSUPPORTED, "%s: added token \"%s\" is %s", t->name,
+                               hd_show(content), must_be_false[k]);
         HD_TRY(hd_tokenizer_put_added(t, (int32_t)json_integer_value(json_object_get(item, "id")),
                                       content, json_is_true(json_object_get(item, "special"))));
     }
@@ -229,11 +226,11 @@ static hd_status read_role(const hd_tokenizer *t, const json_t *config, const ch
     if (json_is_object(j)) j = json_object_get(j, "content");
     if (!json_is_string(j))
         return HD_FAIL(CORRUPT, "%s: %s in tokenizer_config.json is not a string", t->name, key);
-    hd_str text = str_of(j), show = hd_excerpt(text);
+    hd_str text = str_of(j);
     *out = hd_tokenizer_find(t, text);
     if (*out < 0)
-        return HD_FAIL(CORRUPT, "%s: %s \"%.*s\" of tokenizer_config.json is not a token", t->name,
-                       key, (int)show.len, show.ptr);
+        return HD_FAIL(CORRUPT, "%s: %s \"%s\" of tokenizer_config.json is not a token", t->name,
+                       key, hd_show(text));
     return HD_OK;
 }
 
@@ -241,8 +238,8 @@ static hd_status read_config(hd_tokenizer *t, hd_str text) {
     json_t *config = NULL;
     hd_status s = HD_OK;
     if (text.ptr) {
-        s = parse(text, t->name, &config);
-        if (s != HD_OK) return hd_fail_context(s, "tokenizer_config.json");
+        s = parse(text, "tokenizer_config.json", &config);
+        if (s != HD_OK) return hd_fail_context(s, "beside %s", t->name);
     }
     HD_TRY_OUT(read_role(t, config, "bos_token", bos_text, &t->bos));
     HD_TRY_OUT(read_role(t, config, "eos_token", eos_text, &t->eos));

@@ -97,10 +97,9 @@ static hd_status put_merges(hd_tokenizer *t, const hd_tokenizer_parts *p) {
 
 static hd_status load(const hd_tokenizer_parts *p, hd_tokenizer **out) {
     const hd_pretok *pretok = hd_pretok_by_name(p->pre);
-    hd_str pre = hd_excerpt(p->pre);
     if (!pretok)
-        return HD_FAIL(UNSUPPORTED, "%s: tokenizer.ggml.pre \"%.*s\" is not known (known: %s)",
-                       p->name, (int)pre.len, pre.ptr ? pre.ptr : "", hd_pretok_known());
+        return HD_FAIL(UNSUPPORTED, "%s: tokenizer.ggml.pre \"%s\" is not known (known: %s)",
+                       p->name, hd_show(p->pre), hd_pretok_known());
     HD_TRY(check_parts(p));
     size_t n_token = p->n_token; /* rows after the last token, only there to fill a matrix */
     while (n_token > 1 && p->type[n_token - 1] == type_unused) n_token--;

@@ -6,49 +6,31 @@
 #include "file/gguf.h"
 
 #include "file/checkpoint_build.h"
+#include "file/gguf_layout.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    T_U8,
-    T_I8,
-    T_U16,
-    T_I16,
-    T_U32,
-    T_I32,
-    T_F32,
-    T_BOOL,
-    T_STR,
-    T_ARRAY,
-    T_U64,
-    T_I64,
-    T_F64,
-    T_COUNT
-};
-
 static const struct {
     const char *name, *names;
     unsigned size; /* 0: variable */
-} types[T_COUNT] = {
-    [T_U8] = {"u8", "u8 numbers", 1},    [T_I8] = {"i8", "i8 numbers", 1},
-    [T_U16] = {"u16", "u16 numbers", 2}, [T_I16] = {"i16", "i16 numbers", 2},
-    [T_U32] = {"u32", "u32 numbers", 4}, [T_I32] = {"i32", "i32 numbers", 4},
-    [T_F32] = {"f32", "f32 numbers", 4}, [T_BOOL] = {"bool", "booleans", 1},
-    [T_STR] = {"string", "strings", 0},  [T_ARRAY] = {"array", "arrays", 0},
-    [T_U64] = {"u64", "u64 numbers", 8}, [T_I64] = {"i64", "i64 numbers", 8},
-    [T_F64] = {"f64", "f64 numbers", 8},
+} types[HD_GGUF_TYPE_COUNT] = {
+    [HD_GGUF_U8] = {"u8", "u8 numbers", 1},    [HD_GGUF_I8] = {"i8", "i8 numbers", 1},
+    [HD_GGUF_U16] = {"u16", "u16 numbers", 2}, [HD_GGUF_I16] = {"i16", "i16 numbers", 2},
+    [HD_GGUF_U32] = {"u32", "u32 numbers", 4}, [HD_GGUF_I32] = {"i32", "i32 numbers", 4},
+    [HD_GGUF_F32] = {"f32", "f32 numbers", 4}, [HD_GGUF_BOOL] = {"bool", "booleans", 1},
+    [HD_GGUF_STR] = {"string", "strings", 0},  [HD_GGUF_ARRAY] = {"array", "arrays", 0},
+    [HD_GGUF_U64] = {"u64", "u64 numbers", 8}, [HD_GGUF_I64] = {"i64", "i64 numbers", 8},
+    [HD_GGUF_F64] = {"f64", "f64 numbers", 8},
 };
 
 enum {
     key_bytes_max = 65535,
     kv_min_bytes = 8 + 4 + 1,             /* empty key, type, one byte of value */
     tensor_min_bytes = 8 + 1 + 4 + 4 + 8, /* name of one byte, no dimensions, type, offset */
-    tensor_name_bytes_max = 63,
     nesting_max = 4,
-    align_default = 32,
 };
 
 struct value {
@@ -126,9 +108,9 @@ static hd_status check_bools(const struct cursor *c, hd_str key, const uint8_t *
 static hd_status skip_array(struct cursor *c, hd_str key, int depth, struct value *v) {
     HD_TRY(take_u32(c, "element type of key", key, &v->elem));
     HD_TRY(take_u64(c, "element count of key", key, &v->n));
-    if (v->elem >= T_COUNT)
+    if (v->elem >= HD_GGUF_TYPE_COUNT)
         return HD_FAIL(CORRUPT, "%s: key %s: expected an element type 0 to %d, found %u", c->file,
-                       hd_show(key), T_COUNT - 1, v->elem);
+                       hd_show(key), HD_GGUF_TYPE_COUNT - 1, v->elem);
     uint64_t least = types[v->elem].size ? types[v->elem].size : 8;
     if (v->n > (c->n - c->at) / least)
         return HD_FAIL(CORRUPT,
@@ -138,15 +120,15 @@ static hd_status skip_array(struct cursor *c, hd_str key, int depth, struct valu
     if (types[v->elem].size) {
         const uint8_t *p = take(c, v->n * types[v->elem].size, "elements of key", key);
         if (!p) return HD_E_CORRUPT;
-        return v->elem == T_BOOL ? check_bools(c, key, p, v->n) : HD_OK;
+        return v->elem == HD_GGUF_BOOL ? check_bools(c, key, p, v->n) : HD_OK;
     }
-    if (v->elem == T_ARRAY && depth >= nesting_max)
+    if (v->elem == HD_GGUF_ARRAY && depth >= nesting_max)
         return HD_FAIL(CORRUPT, "%s: key %s: expected arrays at most %d deep, found deeper",
                        c->file, hd_show(key), nesting_max);
     for (uint64_t i = 0; i < v->n; i++) {
         hd_str s;
         struct value inner;
-        if (v->elem == T_STR)
+        if (v->elem == HD_GGUF_STR)
             HD_TRY(take_str(c, "element of key", key, &s));
         else
             HD_TRY(skip_array(c, key, depth + 1, &inner));
@@ -156,22 +138,22 @@ static hd_status skip_array(struct cursor *c, hd_str key, int depth, struct valu
 
 static hd_status take_value(struct cursor *c, struct value *v) {
     HD_TRY(take_u32(c, "type of key", v->key, &v->type));
-    if (v->type >= T_COUNT)
+    if (v->type >= HD_GGUF_TYPE_COUNT)
         return HD_FAIL(CORRUPT, "%s: key %s: expected a value type 0 to %d, found %u", c->file,
-                       hd_show(v->key), T_COUNT - 1, v->type);
+                       hd_show(v->key), HD_GGUF_TYPE_COUNT - 1, v->type);
     size_t from = c->at;
-    if (v->type == T_STR) {
+    if (v->type == HD_GGUF_STR) {
         hd_str s;
         HD_TRY(take_str(c, "value of key", v->key, &s));
         v->data = (const uint8_t *)s.ptr;
         v->n = s.len;
-    } else if (v->type == T_ARRAY) {
+    } else if (v->type == HD_GGUF_ARRAY) {
         HD_TRY(skip_array(c, v->key, 1, v));
         v->data = c->p + from + 12;
     } else {
         v->data = take(c, types[v->type].size, "value of key", v->key);
         if (!v->data) return HD_E_CORRUPT;
-        if (v->type == T_BOOL) HD_TRY(check_bools(c, v->key, v->data, 1));
+        if (v->type == HD_GGUF_BOOL) HD_TRY(check_bools(c, v->key, v->data, 1));
     }
     v->raw = c->p + from;
     v->n_raw = c->at - from;
@@ -199,7 +181,7 @@ static hd_status take_key(struct cursor *c, hd_gguf *g) {
 
 static hd_status read_align(hd_gguf *g, const char *file) {
     uint64_t ix;
-    int64_t v = align_default;
+    int64_t v = HD_GGUF_ALIGN;
     if (hd_map_get(g->by_key, hd_str_of("general.alignment"), &ix) &&
         !hd_gguf_int(g, "general.alignment", &v))
         return HD_FAIL(CORRUPT, "%s: general.alignment: expected an integer, found %s", file,
@@ -218,13 +200,10 @@ static hd_status read_align(hd_gguf *g, const char *file) {
 /* Names of the types of GGUF that formats.def does not have, for messages. */
 static const char *type_name(uint32_t id) {
     static const char *const names[] = {
-        [2] = "Q4_0",    [3] = "Q4_1",     [6] = "Q5_0",    [7] = "Q5_1",     [9] = "Q8_1",
-        [10] = "Q2_K",   [11] = "Q3_K",    [12] = "Q4_K",   [13] = "Q5_K",    [14] = "Q6_K",
-        [15] = "Q8_K",   [16] = "IQ2_XXS", [17] = "IQ2_XS", [18] = "IQ3_XXS", [19] = "IQ1_S",
-        [20] = "IQ4_NL", [21] = "IQ3_S",   [22] = "IQ2_S",  [23] = "IQ4_XS",  [24] = "I8",
-        [25] = "I16",    [26] = "I32",     [27] = "I64",    [28] = "F64",     [29] = "IQ1_M",
-        [34] = "TQ1_0",  [35] = "TQ2_0",   [39] = "MXFP4",  [40] = "NVFP4",   [41] = "Q1_0",
-        [42] = "Q2_0",
+        [9] = "Q8_1",   [15] = "Q8_K",  [16] = "IQ2_XXS", [17] = "IQ2_XS", [18] = "IQ3_XXS",
+        [19] = "IQ1_S", [21] = "IQ3_S", [22] = "IQ2_S",   [24] = "I8",     [25] = "I16",
+        [26] = "I32",   [27] = "I64",   [28] = "F64",     [29] = "IQ1_M",  [34] = "TQ1_0",
+        [35] = "TQ2_0", [40] = "NVFP4", [41] = "Q1_0",    [42] = "Q2_0",
     };
     return id < HD_COUNT_OF(names) ? names[id] : NULL;
 }
@@ -245,9 +224,9 @@ static hd_status take_tensor(struct cursor *c, hd_checkpoint *ck, uint64_t align
     uint32_t n_dim;
     hd_file_tensor t = {.file = c->file, .ne = {1, 1, 1, 1}};
     HD_TRY(take_str(c, "tensor name", (hd_str){0}, &name));
-    if (name.len == 0 || name.len > tensor_name_bytes_max)
+    if (name.len == 0 || name.len > HD_GGUF_NAME_BYTES_MAX)
         return HD_FAIL(CORRUPT, "%s: tensor name \"%s\": expected 1 to %d bytes, found %zu",
-                       c->file, hd_show(name), tensor_name_bytes_max, name.len);
+                       c->file, hd_show(name), HD_GGUF_NAME_BYTES_MAX, name.len);
     HD_TRY(take_u32(c, "dimension count of tensor", name, &n_dim));
     if (n_dim > 4)
         return HD_FAIL(CORRUPT, "%s: tensor %s: expected at most 4 dimensions, found %u", c->file,
@@ -409,14 +388,14 @@ static bool int_of(uint32_t type, const uint8_t *p, int64_t *out) {
         return true;                                                                               \
     }
     switch (type) {
-        CASE(T_U8, uint8_t)
-        CASE(T_I8, int8_t)
-        CASE(T_U16, uint16_t)
-        CASE(T_I16, int16_t)
-        CASE(T_U32, uint32_t)
-        CASE(T_I32, int32_t)
-        CASE(T_I64, int64_t)
-    case T_U64: {
+        CASE(HD_GGUF_U8, uint8_t)
+        CASE(HD_GGUF_I8, int8_t)
+        CASE(HD_GGUF_U16, uint16_t)
+        CASE(HD_GGUF_I16, int16_t)
+        CASE(HD_GGUF_U32, uint32_t)
+        CASE(HD_GGUF_I32, int32_t)
+        CASE(HD_GGUF_I64, int64_t)
+    case HD_GGUF_U64: {
         uint64_t v;
         memcpy(&v, p, sizeof v);
         if (v > INT64_MAX) return false;
@@ -432,11 +411,11 @@ static bool num_of(uint32_t type, const uint8_t *p, double *out) {
     int64_t i;
     float f;
     switch (type) {
-    case T_F32:
+    case HD_GGUF_F32:
         memcpy(&f, p, sizeof f);
         *out = (double)f;
         return true;
-    case T_F64: memcpy(out, p, sizeof *out); return true;
+    case HD_GGUF_F64: memcpy(out, p, sizeof *out); return true;
     default:
         if (!int_of(type, p, &i)) return false;
         *out = (double)i;
@@ -456,28 +435,28 @@ bool hd_gguf_num(const hd_gguf *g, const char *key, double *out) {
 
 bool hd_gguf_bool(const hd_gguf *g, const char *key, bool *out) {
     const struct value *v = find(g, key);
-    if (!v || v->type != T_BOOL) return false;
+    if (!v || v->type != HD_GGUF_BOOL) return false;
     *out = v->data[0] != 0;
     return true;
 }
 
 bool hd_gguf_str(const hd_gguf *g, const char *key, hd_str *out) {
     const struct value *v = find(g, key);
-    if (!v || v->type != T_STR) return false;
+    if (!v || v->type != HD_GGUF_STR) return false;
     *out = (hd_str){(const char *)v->data, (size_t)v->n};
     return true;
 }
 
 bool hd_gguf_array(const hd_gguf *g, const char *key, size_t *n) {
     const struct value *v = find(g, key);
-    if (!v || v->type != T_ARRAY) return false;
+    if (!v || v->type != HD_GGUF_ARRAY) return false;
     *n = (size_t)v->n;
     return true;
 }
 
 static const uint8_t *element(const hd_gguf *g, const char *key, size_t ix, uint32_t *type) {
     const struct value *v = find(g, key);
-    if (!v || v->type != T_ARRAY || ix >= v->n || !types[v->elem].size) return NULL;
+    if (!v || v->type != HD_GGUF_ARRAY || ix >= v->n || !types[v->elem].size) return NULL;
     *type = v->elem;
     return v->data + ix * types[v->elem].size;
 }
@@ -496,7 +475,7 @@ bool hd_gguf_array_num(const hd_gguf *g, const char *key, size_t ix, double *out
 
 bool hd_gguf_array_strs(const hd_gguf *g, const char *key, hd_str **out, size_t *n) {
     const struct value *v = find(g, key);
-    if (!v || v->type != T_ARRAY || v->elem != T_STR) return false;
+    if (!v || v->type != HD_GGUF_ARRAY || v->elem != HD_GGUF_STR) return false;
     *n = (size_t)v->n;
     *out = hd_alloc((*n + 1) * sizeof **out);
     const uint8_t *p = v->data;
@@ -516,7 +495,7 @@ static void num_text(uint32_t type, const uint8_t *p, hd_buf *b) {
     num_of(type, p, &d);
     for (int digits = 1; digits <= 17; digits++) {
         snprintf(text, sizeof text, "%.*g", digits, d);
-        if (type == T_F32 ? strtof(text, NULL) == (float)d : strtod(text, NULL) == d) break;
+        if (type == HD_GGUF_F32 ? strtof(text, NULL) == (float)d : strtod(text, NULL) == d) break;
     }
     hd_buf_add_c(b, text);
 }
@@ -524,9 +503,9 @@ static void num_text(uint32_t type, const uint8_t *p, hd_buf *b) {
 static void scalar_text(uint32_t type, const uint8_t *p, hd_buf *b) {
     int64_t i;
     uint64_t u;
-    if (type == T_BOOL)
+    if (type == HD_GGUF_BOOL)
         hd_buf_add_c(b, *p ? "true" : "false");
-    else if (type == T_F32 || type == T_F64)
+    else if (type == HD_GGUF_F32 || type == HD_GGUF_F64)
         num_text(type, p, b);
     else if (int_of(type, p, &i))
         hd_buf_addf(b, "%" PRId64, i);
@@ -540,9 +519,9 @@ void hd_gguf_value_text(const hd_gguf *g, size_t ix, hd_buf *b) {
     enum { shown_max = 8 };
     HD_ASSERT(ix < g->n_value);
     const struct value *v = &g->value[ix];
-    if (v->type == T_STR) {
+    if (v->type == HD_GGUF_STR) {
         hd_buf_addf(b, "\"%s\"", hd_show((hd_str){(const char *)v->data, (size_t)v->n}));
-    } else if (v->type != T_ARRAY) {
+    } else if (v->type != HD_GGUF_ARRAY) {
         scalar_text(v->type, v->data, b);
     } else if (types[v->elem].size && v->n <= shown_max) {
         hd_buf_add_c(b, "[");

@@ -4,6 +4,7 @@
 
 #include "base/map.h"
 #include "base/mem.h"
+#include "file/gguf_layout.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -12,8 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { align_bytes = 32, name_bytes_max = 63, buffer_bytes = 1 << 20 };
-enum { T_U32 = 4, T_I32 = 5, T_F32 = 6, T_BOOL = 7, T_STR = 8, T_ARRAY = 9 };
+enum { buffer_bytes = 1 << 20 };
 
 struct hd_gguf_writer {
     char *path, *temporary, *buffer;
@@ -91,41 +91,41 @@ static void put_key(hd_gguf_writer *w, hd_str key, uint32_t type) {
 }
 
 void hd_gguf_set_u32(hd_gguf_writer *w, const char *key, uint32_t v) {
-    put_key(w, hd_str_of(key), T_U32);
+    put_key(w, hd_str_of(key), HD_GGUF_U32);
     put_u32(&w->kv, v);
 }
 
 void hd_gguf_set_i32(hd_gguf_writer *w, const char *key, int32_t v) {
-    put_key(w, hd_str_of(key), T_I32);
+    put_key(w, hd_str_of(key), HD_GGUF_I32);
     hd_buf_add(&w->kv, &v, sizeof v);
 }
 
 void hd_gguf_set_f32(hd_gguf_writer *w, const char *key, float v) {
-    put_key(w, hd_str_of(key), T_F32);
+    put_key(w, hd_str_of(key), HD_GGUF_F32);
     hd_buf_add(&w->kv, &v, sizeof v);
 }
 
 void hd_gguf_set_bool(hd_gguf_writer *w, const char *key, bool v) {
     uint8_t byte = v;
-    put_key(w, hd_str_of(key), T_BOOL);
+    put_key(w, hd_str_of(key), HD_GGUF_BOOL);
     hd_buf_add(&w->kv, &byte, 1);
 }
 
 void hd_gguf_set_str(hd_gguf_writer *w, const char *key, hd_str v) {
-    put_key(w, hd_str_of(key), T_STR);
+    put_key(w, hd_str_of(key), HD_GGUF_STR);
     put_str(&w->kv, v);
 }
 
 void hd_gguf_set_strs(hd_gguf_writer *w, const char *key, const hd_str *v, size_t n) {
-    put_key(w, hd_str_of(key), T_ARRAY);
-    put_u32(&w->kv, T_STR);
+    put_key(w, hd_str_of(key), HD_GGUF_ARRAY);
+    put_u32(&w->kv, HD_GGUF_STR);
     put_u64(&w->kv, n);
     for (size_t i = 0; i < n; i++) put_str(&w->kv, v[i]);
 }
 
 void hd_gguf_set_i32s(hd_gguf_writer *w, const char *key, const int32_t *v, size_t n) {
-    put_key(w, hd_str_of(key), T_ARRAY);
-    put_u32(&w->kv, T_I32);
+    put_key(w, hd_str_of(key), HD_GGUF_ARRAY);
+    put_u32(&w->kv, HD_GGUF_I32);
     put_u64(&w->kv, n);
     hd_buf_add(&w->kv, v, n * sizeof *v);
 }
@@ -135,11 +135,13 @@ void hd_gguf_set_raw(hd_gguf_writer *w, hd_str key, uint32_t type, hd_str bytes)
     hd_buf_add(&w->kv, bytes.ptr, bytes.len);
 }
 
-static uint64_t aligned(uint64_t n) { return (n + align_bytes - 1) / align_bytes * align_bytes; }
+static uint64_t aligned(uint64_t n) {
+    return (n + HD_GGUF_ALIGN - 1) / HD_GGUF_ALIGN * HD_GGUF_ALIGN;
+}
 
 void hd_gguf_declare(hd_gguf_writer *w, const char *name, enum hd_format f, int n_dim,
                      const int64_t *ne) {
-    HD_ASSERT(n_dim >= 0 && n_dim <= 4 && strlen(name) <= name_bytes_max);
+    HD_ASSERT(n_dim >= 0 && n_dim <= 4 && strlen(name) <= HD_GGUF_NAME_BYTES_MAX);
     uint64_t n = 1;
     claim(w, 't', hd_str_of(name));
     put_str(&w->table, hd_str_of(name));
@@ -165,7 +167,7 @@ static hd_status put(hd_gguf_writer *w, const void *p, size_t n) {
 }
 
 static hd_status pad(hd_gguf_writer *w, uint64_t n) {
-    static const char zeros[align_bytes];
+    static const char zeros[HD_GGUF_ALIGN];
     return put(w, zeros, (size_t)(aligned(n) - n));
 }
 

@@ -67,16 +67,6 @@ static uint64_t params_of(const hd_file_tensor *t) {
     return (uint64_t)t->ne[0] * (uint64_t)t->ne[1] * (uint64_t)t->ne[2] * (uint64_t)t->ne[3];
 }
 
-/* "[320, 64]" in the file's own order. */
-static void shape_of(const struct job *j, const hd_file_tensor *t, char out[96]) {
-    bool is_gguf = hd_checkpoint_gguf(j->c) != NULL;
-    size_t n = (size_t)snprintf(out, 96, "[");
-    for (int d = 0; d < t->n_dim; d++)
-        n += (size_t)snprintf(out + n, 96 - n, "%s%lld", d ? ", " : "",
-                              (long long)t->ne[is_gguf ? d : t->n_dim - 1 - d]);
-    snprintf(out + n, 96 - n, "]");
-}
-
 static bool is_unused(const struct job *j, size_t ix) {
     return j->k && !hd_canon_is_used(j->k, ix);
 }
@@ -155,7 +145,7 @@ static void print_tensors(const struct job *j) {
     for (size_t i = 0; i < hd_checkpoint_count(j->c); i++) {
         const hd_file_tensor *t = hd_checkpoint_at(j->c, i);
         char shape[96];
-        shape_of(j, t, shape);
+        hd_shape_text(j->c, t->ne, t->n_dim, shape);
         printf("%-58s %-6s %-22s %12llu%s\n", t->name, hd_format_get(t->format)->name, shape,
                (unsigned long long)t->n_byte, is_unused(j, i) ? "  (not used)" : "");
     }

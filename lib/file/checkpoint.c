@@ -209,6 +209,14 @@ const hd_file_tensor *hd_checkpoint_find(const hd_checkpoint *c, const char *nam
     return hd_map_get(c->by_name, hd_str_of(name), &ix) ? &c->tensor[ix] : NULL;
 }
 
+void hd_shape_text(const hd_checkpoint *c, const int64_t ne[4], int n_dim, char out[96]) {
+    size_t n = (size_t)snprintf(out, 96, "[");
+    for (int d = 0; d < n_dim; d++)
+        n += (size_t)snprintf(out + n, 96 - n, "%s%lld", d ? ", " : "",
+                              (long long)ne[c->gguf ? d : n_dim - 1 - d]);
+    snprintf(out + n, 96 - n, "]");
+}
+
 hd_status hd_checkpoint_file(const hd_checkpoint *c, const char *name, char **text,
                              size_t *n_byte) {
     *text = NULL;

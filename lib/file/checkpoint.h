@@ -35,6 +35,10 @@ size_t hd_checkpoint_count(const hd_checkpoint *c);
 const hd_file_tensor *hd_checkpoint_at(const hd_checkpoint *c, size_t ix);
 const hd_file_tensor *hd_checkpoint_find(const hd_checkpoint *c, const char *name); /* or NULL */
 
+/* "[320, 64]", in the order of the checkpoint's kind: GGUF innermost first, else outermost first.
+ */
+void hd_shape_text(const hd_checkpoint *c, const int64_t ne[4], int n_dim, char out[96]);
+
 /* GGUF metadata, or NULL for a safetensors folder. */
 const hd_gguf *hd_checkpoint_gguf(const hd_checkpoint *c);
 /* Text of a small file of a safetensors folder (config.json, tokenizer.json); heap, NUL-terminated,

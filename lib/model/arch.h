@@ -91,6 +91,8 @@ HD_MUST_CHECK hd_status hd_weights_bind(hd_model *m,
                                         void *user);
 void hd_weights_release(hd_model *m);
 
+/* p is given back when the model is closed. */
+void hd_model_hold(hd_model *m, void *p, bool is_device);
 /* Device memory that lives as long as the model, counted as workspace: n_elem zeroed elements. */
 HD_MUST_CHECK hd_status hd_model_work(hd_model *m, size_t n_elem, size_t elem_bytes, void **out);
 /* Cache rows of one kind and layer: [n_page * page_tok, row_elems]. */

@@ -87,17 +87,6 @@ static bool is_wanted(const hd_hparams *hp, enum when when, int layer) {
 
 /* ---- taking from the file ---- */
 
-static void shape_text(const hd_canon *k, const int64_t ne[4], int n_dim, char out[96]) {
-    /* In the file's own order: GGUF innermost first, Hugging Face outermost first. */
-    bool is_gguf = hd_checkpoint_gguf(k->c) != NULL;
-    size_t n = 0;
-    n += (size_t)snprintf(out, 96, "[");
-    for (int i = 0; i < n_dim; i++)
-        n += (size_t)snprintf(out + n, 96 - n, "%s%lld", i ? ", " : "",
-                              (long long)ne[is_gguf ? i : n_dim - 1 - i]);
-    snprintf(out + n, 96 - n, "]");
-}
-
 static int dims_of(const int64_t ne[4]) {
     int n = 4;
     while (n > 1 && ne[n - 1] == 1) n--;
@@ -120,12 +109,12 @@ static hd_status find(hd_canon *k, const char *name, const int64_t ne[4],
                       const hd_file_tensor **out) {
     char expected[96], found[96];
     const hd_file_tensor *f = hd_checkpoint_find(k->c, name);
-    shape_text(k, ne, dims_of(ne), expected);
+    hd_shape_text(k->c, ne, dims_of(ne), expected);
     if (!f)
         return HD_FAIL(CORRUPT, "%s: tensor %s: expected %s, found no such tensor",
                        hd_checkpoint_path(k->c), name, expected);
     if (!has_shape(f, ne)) {
-        shape_text(k, f->ne, f->n_dim, found);
+        hd_shape_text(k->c, f->ne, f->n_dim, found);
         return HD_FAIL(CORRUPT, "%s: tensor %s: expected shape %s, found %s", f->file, name,
                        expected, found);
     }
@@ -182,11 +171,11 @@ hd_status hd_canon_take_kv_b(hd_canon *k, hd_canon_tensor *t, const char *name,
     return HD_OK;
 }
 
-static void layer_name(const hd_canon_want *w, const char *suffix, char out[64]) {
-    if (w->layer < 0)
+void hd_canon_name(int layer, const char *suffix, char out[64]) {
+    if (layer < 0)
         snprintf(out, 64, "%s", suffix);
     else
-        snprintf(out, 64, "blk.%d.%s", w->layer, suffix);
+        snprintf(out, 64, "blk.%d.%s", layer, suffix);
 }
 
 static hd_status take_from_gguf(hd_canon *k, const hd_canon_want *w, hd_canon_tensor *t) {
@@ -195,18 +184,18 @@ static hd_status take_from_gguf(hd_canon *k, const hd_canon_want *w, hd_canon_te
     switch (w->role) {
     case HD_ROLE_K_B:
     case HD_ROLE_V_B:
-        layer_name(w, "attn_kv_b.weight", other);
+        hd_canon_name(w->layer, "attn_kv_b.weight", other);
         if (hd_checkpoint_find(k->c, other)) return hd_canon_take_kv_b(k, t, other, w->role);
         break;
     case HD_ROLE_GATE_EXPS:
     case HD_ROLE_UP_EXPS:
-        layer_name(w, "ffn_gate_up_exps.weight", other);
+        hd_canon_name(w->layer, "ffn_gate_up_exps.weight", other);
         if (hd_checkpoint_find(k->c, other))
             return hd_canon_take_rows(k, t, other, 2 * w->ne[1],
                                       w->role == HD_ROLE_UP_EXPS ? w->ne[1] : 0);
         break;
     default:
-        layer_name(w, "exp_probs_b", other); /* the bias in some files has no suffix */
+        hd_canon_name(w->layer, "exp_probs_b", other); /* the bias in some files has no suffix */
         if (strcmp(w->suffix, "exp_probs_b.bias") == 0 && hd_checkpoint_find(k->c, other))
             return hd_canon_take(k, t, other, w->ne);
     }
@@ -223,7 +212,7 @@ static hd_status add(hd_canon *k, const struct row *r, int layer) {
     hd_canon_tensor *t = &k->tensor[k->n];
     *t = (hd_canon_tensor){.n_dim = w.n_dim};
     memcpy(t->ne, w.ne, sizeof t->ne);
-    layer_name(&w, r->suffix, t->name);
+    hd_canon_name(layer, r->suffix, t->name);
     HD_TRY(hd_checkpoint_gguf(k->c) ? take_from_gguf(k, &w, t) : hd_canon_from_hf(k, &w, t));
     hd_map_put(k->by_name, hd_str_of(t->name), k->n++);
     return HD_OK;

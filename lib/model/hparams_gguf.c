@@ -197,9 +197,9 @@ static hd_status read_rope(struct source *s, hd_hparams *hp) {
 
 static bool has_routing_bias(const struct source *s, const hd_hparams *hp) {
     char name[64];
-    snprintf(name, sizeof name, "blk.%d.exp_probs_b.bias", hp->n_dense_layer);
+    hd_canon_name(hp->n_dense_layer, "exp_probs_b.bias", name);
     if (hd_checkpoint_find(s->c, name)) return true;
-    snprintf(name, sizeof name, "blk.%d.exp_probs_b", hp->n_dense_layer);
+    hd_canon_name(hp->n_dense_layer, "exp_probs_b", name);
     return hd_checkpoint_find(s->c, name) != NULL;
 }
 

@@ -33,14 +33,18 @@ static hd_status check_kv_format(const hd_model *m) {
                    hd_op_name(HD_OP_mla_attn), hd_format_get(f)->name, m->dev.ops->name);
 }
 
+void hd_model_hold(hd_model *m, void *p, bool is_device) {
+    struct hd_held *h = hd_arena_alloc(m->arena, sizeof *h);
+    *h = (struct hd_held){.ptr = p, .is_device = is_device, .next = m->held};
+    m->held = h;
+}
+
 static hd_status device_memory(hd_model *m, size_t n, size_t elem_bytes, void **out) {
     *out = NULL;
     if (n > SIZE_MAX / elem_bytes)
         return HD_FAIL(NO_MEMORY, "%zu elements of %zu bytes overflow", n, elem_bytes);
     HD_TRY(m->dev.ops->alloc(m->dev.ctx, n * elem_bytes, out));
-    struct hd_held *h = hd_arena_alloc(m->arena, sizeof *h);
-    *h = (struct hd_held){.ptr = *out, .is_device = true, .next = m->held};
-    m->held = h;
+    hd_model_hold(m, *out, true);
     return HD_OK;
 }
 

@@ -94,6 +94,8 @@ typedef struct hd_canon hd_canon;
  * missing or has another shape (expected, found). c and hp are borrowed. */
 HD_MUST_CHECK hd_status hd_canon_new(const hd_checkpoint *c, const hd_hparams *hp, hd_canon **out);
 void hd_canon_free(hd_canon *k);
+/* The canonical name of a weight: its suffix, for a layer's behind "blk.N."; layer -1: global. */
+void hd_canon_name(int layer, const char *suffix, char out[64]);
 size_t hd_canon_count(const hd_canon *k);
 const hd_canon_tensor *hd_canon_at(const hd_canon *k, size_t ix);
 const hd_canon_tensor *hd_canon_find(const hd_canon *k, const char *name);

@@ -9,13 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static void slot_name(const hd_slot *slot, int layer, char out[64]) {
-    if (layer < 0)
-        snprintf(out, 64, "%s", slot->suffix);
-    else
-        snprintf(out, 64, "blk.%d.%s", layer, slot->suffix);
-}
-
 static hd_status check_format(const hd_model *m, const hd_slot *slot, const char *name,
                               enum hd_format format) {
     if (m->dev.ops->supports(m->dev.ctx, slot->op, format)) return HD_OK;
@@ -38,12 +31,6 @@ static bool is_aligned(const void *p, enum hd_format f) {
     return (uintptr_t)p % align == 0;
 }
 
-static void hold(hd_model *m, void *p, bool is_device) {
-    struct hd_held *h = hd_arena_alloc(m->arena, sizeof *h);
-    *h = (struct hd_held){.ptr = p, .is_device = is_device, .next = m->held};
-    m->held = h;
-}
-
 /* Pointers to the n_mat matrices of t; those that cannot be read in place go to one owned block. */
 static hd_status matrix_pointers(hd_model *m, const hd_canon_tensor *t, int n_mat, size_t n_byte,
                                  const void **mat) {
@@ -60,7 +47,7 @@ static hd_status matrix_pointers(hd_model *m, const hd_canon_tensor *t, int n_ma
         }
         if (!owned) {
             HD_TRY_OUT(hd_alloc_large(stride * (size_t)n_mat, &owned));
-            hold(m, owned, false);
+            hd_model_hold(m, owned, false);
         }
         char *copy = (char *)owned + (size_t)ix * stride;
         memcpy(copy, p, n_byte);
@@ -97,7 +84,7 @@ static hd_status bind_matrix(hd_model *m, const hd_canon_tensor *t, const hd_slo
 static hd_status bind_slot(hd_model *m, const hd_slot *slot, int layer, char *target) {
     if (slot->when && !slot->when(&m->hp, layer)) return HD_OK;
     char name[64];
-    slot_name(slot, layer, name);
+    hd_canon_name(layer, slot->suffix, name);
     const hd_canon_tensor *t = hd_canon_find(m->canon, name);
     bool is_shared = !t && slot->fallback; /* the same bytes as another slot's: counted there */
     if (is_shared) t = hd_canon_find(m->canon, slot->fallback);

@@ -58,13 +58,14 @@ static bool receive(void *user, const hd_event *ev) {
     assert_int_equal(ev->n_generated, g->n);
     g->last = *ev;
     if (ev->error) snprintf(g->error, sizeof g->error, "%s", ev->error);
-    if (ev->finish != HD_FINISH_NONE) {
+    bool accepts = g->refuse_at == 0 || g->n < g->refuse_at;
+    if (ev->finish != HD_FINISH_NONE) { /* from here on g is the waiting thread's */
         pthread_mutex_lock(&end_lock);
         atomic_fetch_add(&g->n_end, 1);
         pthread_cond_broadcast(&ended);
         pthread_mutex_unlock(&end_lock);
     }
-    return g->refuse_at == 0 || g->n < g->refuse_at;
+    return accepts;
 }
 
 static void gen_init(gen *g) {

@@ -20,6 +20,13 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Sanitizers look for races and bad memory, in a crowd of any size; they make it ten times slower.
+ */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { n_crowd = 30, n_many = 12, n_some = 5, n_steps = 200 };
+#else
+enum { n_crowd = 200, n_many = 32, n_some = 10, n_steps = 1000 };
+#endif
 enum { new_max = 160, prompt_max = 1024 };
 
 /* ---- one request and what came of it ---- */
@@ -278,7 +285,7 @@ static void run_alone(const hd_engine_config *c, gen *g, int n, int n_prompt_max
 
 static void equal_bits_in_every_setting(void **state) {
     (void)state;
-    enum { n = 32, n_some = 10 };
+    enum { n = n_many };
     gen *alone = calloc(n, sizeof *alone), *again = calloc(n, sizeof *again);
     for (int exact = 0; exact < 2; exact++) {
         hd_engine_config c = config();
@@ -349,7 +356,7 @@ static void preempted_ones_go_on(void **state) {
 /* 200 requests with every option, all at once, against the same alone. */
 static void a_crowd_equals_its_members(void **state) {
     (void)state;
-    enum { n = 200 };
+    enum { n = n_crowd };
     gen *alone = calloc(n, sizeof *alone), *again = calloc(n, sizeof *again);
     hd_engine_config c = config();
     rng_state = 21;
@@ -852,7 +859,7 @@ static void the_engine_thread_allocates_nothing(void **state) {
     gen_run(e, &g[0]); /* from its first event on the thread is watched */
     long before = test_allocs_count();
     hd_engine_stats s = {0};
-    while (s.n_step < 1000) {
+    while (s.n_step < n_steps) {
         for (int i = 0; i < n; i++) {
             random_request(e, &g[i], 60, 60);
             gen_submit(e, &g[i]);

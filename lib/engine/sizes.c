@@ -3,6 +3,8 @@
 
 #include <limits.h>
 
+enum { table_max = 1 << 28 }; /* entries of a step's page tables, of 4 bytes */
+
 static hd_status check_range(const char *field, int64_t v, int64_t min, int64_t max) {
     if (v >= min && v <= max) return HD_OK;
     return HD_FAIL(INVALID, "%s: expected %lld to %lld, found %lld", field, (long long)min,
@@ -82,6 +84,16 @@ hd_status hd_engine_size(const hd_engine_config *c, const hd_hparams *hp, enum h
     if (pool < n_ctx && (asked > 0 || pool < 2))
         return window_does_not_fit(c, n_ctx, n_page, tok_bytes, free_bytes);
     if (pool < n_ctx) n_ctx = (int)pool;
+    int64_t n_seq =
+        c->max_num_seqs < c->max_num_batched_tokens ? c->max_num_seqs : c->max_num_batched_tokens;
+    int64_t seq_pages = pages_of(n_ctx, c->block_size);
+    if (seq_pages > n_page) seq_pages = n_page;
+    if (n_seq * seq_pages > table_max)
+        return HD_FAIL(
+            INVALID,
+            "block_size %d: page tables of %lld sequences of %d tokens: expected at most "
+            "%d pages in all, found %lld",
+            c->block_size, (long long)n_seq, n_ctx, table_max, (long long)(n_seq * seq_pages));
     *out = (hd_engine_sizes){.n_ctx = n_ctx,
                              .n_row_max = c->max_num_batched_tokens,
                              .n_page = (int)n_page,

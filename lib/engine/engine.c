@@ -267,7 +267,7 @@ hd_status hd_engine_open(const hd_engine_config *c, hd_engine **out) {
     hd_engine *e = hd_alloc_zero(1, sizeof *e);
     e->names = hd_arena_new(1024);
     hd_status s = open_parts(e, c);
-    progress(c, "ready", 1);
+    progress(c, s == HD_OK ? "ready" : "failed", 1);
     if (s != HD_OK) {
         hd_engine_close(e);
         return s;

@@ -371,11 +371,6 @@ static void publish(hd_loop *l) {
     t->recomputed_tok = s.recomputed_tok;
     hd_stats_board_put(l->board, t);
     hd_inbox_set_room(l->inbox, s.n_waiting > 0 ? 0 : l->c.sched.n_seq_max - s.n_running);
-    if (l->c.has_metrics) {
-        hd_metric_set(HD_M_RUNNING, s.n_running);
-        hd_metric_set(HD_M_WAITING, s.n_waiting);
-        hd_metric_set(HD_M_KV_USAGE, (double)s.n_page_used / s.n_page);
-    }
     count(l, HD_M_PROMPT_TOK, (double)(s.prompt_tok - l->before.prompt_tok));
     count(l, HD_M_PREFIX_QUERIES, (double)(s.prompt_tok - l->before.prompt_tok));
     count(l, HD_M_PREFIX_HITS, (double)(s.hit_tok - l->before.hit_tok));

@@ -39,7 +39,7 @@ typedef struct hd_loop_config {
     int n_end_token;
     const hd_tokenizer *tokenizer; /* borrowed; NULL: stop strings are refused */
     uint64_t seed;                 /* of the seeds given to requests that bring none */
-    bool has_metrics;              /* report to base/metric (one loop a process) */
+    bool has_metrics;              /* count in base/metric (one loop a process) */
 } hd_loop_config;
 
 typedef struct hd_loop hd_loop;

@@ -204,8 +204,9 @@ static void weighted_sum_is_a_sum_of_rows(void **state) {
 
 static void matmul_reads_every_format(void **state) {
     (void)state;
-    hd_dev d = open_dev();
     enum { n_in = 256 }; /* a super-block */
+    hd_dev d = open_dev();
+    assert_ok(d.ops->reserve(d.ctx, &(hd_dev_limits){.n_row = 3, .d_model = n_in}));
     float *x = random_floats(3 * n_in, 1);
     for (int f = 0; f < HD_FORMAT_COUNT; f++) {
         weight *t = random_weight((enum hd_format)f, n_in, 7, 2);

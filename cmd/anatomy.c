@@ -19,10 +19,11 @@ enum hd_part hd_part_of(const char *name) {
         const char *word;
         enum hd_part part;
     } words[] = {
-        {"token_embd", HD_PART_EMBEDDING}, {"norm", HD_PART_NORMS},
-        {"_shexp", HD_PART_SHARED},        {"_exps", HD_PART_EXPERTS},
-        {"gate_inp", HD_PART_ROUTER},      {"exp_probs_b", HD_PART_ROUTER},
-        {"attn_", HD_PART_ATTENTION},      {"ffn_", HD_PART_DENSE},
+        {"token_embd", HD_PART_EMBEDDING}, {"rope_freqs", HD_PART_ATTENTION},
+        {"norm", HD_PART_NORMS},           {"_shexp", HD_PART_SHARED},
+        {"_exps", HD_PART_EXPERTS},        {"gate_inp", HD_PART_ROUTER},
+        {"exp_probs_b", HD_PART_ROUTER},   {"attn_", HD_PART_ATTENTION},
+        {"ffn_", HD_PART_DENSE},
     };
     for (size_t i = 0; i < HD_COUNT_OF(words); i++)
         if (strstr(name, words[i].word)) return words[i].part;

@@ -77,9 +77,18 @@ static bool is_unused(const struct job *j, size_t ix) {
 
 static void print_shape(const hd_hparams *hp) {
     int n_moe = hp->n_layer - hp->n_dense_layer;
+    char scaling[64] = "";
+    if (hp->rope_linear > 0)
+        snprintf(scaling, sizeof scaling, ", positions divided by %.9g", (double)hp->rope_linear);
+    if (hp->has_rope_divisor)
+        snprintf(scaling, sizeof scaling, ", llama3 scaling up to %.9g",
+                 (double)hp->rope_divisor[hp->n_rope / 2 - 1]);
     LINE("layers", "%d: %d dense, %d with experts; width %d", hp->n_layer, hp->n_dense_layer, n_moe,
          hp->d_model);
-    if (hp->q_lora)
+    if (!hd_hparams_is_mla(hp))
+        LINE("attention", "%d heads of %d over %d key heads%s", hp->n_head, hp->n_rope,
+             hp->n_head_kv, hp->has_qkv_bias ? ", with biases" : "");
+    else if (hp->q_lora)
         LINE("attention", "%d heads: key %d + %d rope, value %d; latent %d, query LoRA %d",
              hp->n_head, hp->n_nope, hp->n_rope, hp->n_v, hp->n_c, hp->q_lora);
     else
@@ -99,7 +108,7 @@ static void print_shape(const hd_hparams *hp) {
              hp->n_ctx, (double)hp->rope_base, (double)hp->yarn_factor, hp->yarn_orig_ctx,
              (double)hp->yarn_mscale, (double)hp->yarn_mscale_all);
     else
-        LINE("context", "%d tokens; rope base %.9g", hp->n_ctx, (double)hp->rope_base);
+        LINE("context", "%d tokens; rope base %.9g%s", hp->n_ctx, (double)hp->rope_base, scaling);
     LINE("vocabulary", "%d tokens; begin %d, end %d%s", hp->n_vocab, hp->bos, hp->eos,
          hp->is_tied ? "; output tied to the embedding" : "");
 }
@@ -223,6 +232,7 @@ static void put_hparams(hd_json *w, const hd_hparams *hp) {
     put_int(w, "n_vocab", hp->n_vocab);
     put_int(w, "d_ff", hp->d_ff);
     put_int(w, "n_head", hp->n_head);
+    put_int(w, "n_head_kv", hp->n_head_kv);
     put_int(w, "q_lora", hp->q_lora);
     put_int(w, "kv_lora", hp->n_c);
     put_int(w, "head_nope", hp->n_nope);
@@ -230,6 +240,7 @@ static void put_hparams(hd_json *w, const hd_hparams *hp) {
     put_int(w, "head_v", hp->n_v);
     put_num(w, "rms_eps", hp->rms_eps);
     put_num(w, "rope_base", hp->rope_base);
+    put_num(w, "rope_linear", hp->rope_linear);
     hd_json_key(w, "yarn");
     if (hp->is_yarn) {
         hd_json_object(w);

@@ -93,74 +93,11 @@ void hd_cpu_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
     hd_cpu_rows(c, n_row, a->n_head * a->n_rope, rope_row, &j);
 }
 
-/* ---- One block of positions ---- */
-
-/* A block as the queries see it. */
-typedef struct block {
-    int t0, n_t;     /* first position, positions */
-    const float *kt; /* [n_key, 64] */
-    const float *v;  /* [n_t, ldv] */
-    int n_key, n_v;
-    size_t ldv;
-    float scale;
-} block;
-
-/* Adds weights s[i][0..n_i) times values; n_i does not fall with i. The common positions of up to
- * six queries go together, the rest one query at a time: the same order for each. */
-static void add_values(const hd_cpu_kernels *k, const block *b, const float *const *s,
-                       float *const *acc, const int *n_i, int n) {
-    hd_cpu_product p = {.n_lane = (int)hd_cpu_pad(b->n_v), .a_step = 1, .ldb = b->ldv};
-    for (int i = 0, end; i < n; i = end) {
-        int common = n_i[i];
-        end = i + 1;
-        while (end < n && (n_i[end] == common || end - i < 6)) end++;
-        p.n_row = end - i, p.n_k = common, p.a = s + i, p.c = acc + i;
-        p.a_off = 0, p.b = b->v, p.is_sum = b->t0 > 0;
-        k->product(&p);
-        for (int j = i; j < end; j++) {
-            if (n_i[j] == common) continue;
-            p.n_row = 1, p.n_k = n_i[j] - common, p.a = s + j, p.c = acc + j;
-            p.a_off = (size_t)common, p.b = b->v + (size_t)common * b->ldv, p.is_sum = true;
-            k->product(&p);
-        }
-    }
-}
-
-static void attend(const hd_cpu_kernels *k, hd_cpu_scratch *t, const block *b) {
-    const hd_cpu_queries *q = &t->queries;
-    int i0 = 0;
-    while (i0 < q->n && q->pos[i0] < b->t0) i0++;
-    for (; i0 < q->n; i0 += HD_CPU_QCHUNK) {
-        int n = least(q->n - i0, HD_CPU_QCHUNK), n_i[HD_CPU_QCHUNK];
-        float *s[HD_CPU_QCHUNK];
-        for (int i = 0; i < n; i++) s[i] = t->s + i * HD_CPU_KV_BLOCK;
-        k->product(&(hd_cpu_product){.n_row = n,
-                                     .n_k = b->n_key,
-                                     .n_lane = (int)hd_cpu_pad(b->n_t),
-                                     .a = q->q + i0,
-                                     .a_step = 1,
-                                     .b = b->kt,
-                                     .ldb = HD_CPU_KV_BLOCK,
-                                     .c = s});
-        for (int i = 0; i < n; i++) {
-            n_i[i] = least(q->pos[i0 + i] - b->t0 + 1, HD_CPU_KV_BLOCK);
-            float keep = k->softmax(s[i], n_i[i], b->scale, &q->m[i0 + i], &q->l[i0 + i]);
-            if (b->t0 > 0 && keep != 1.0f) k->scale(q->acc[i0 + i], b->n_v, keep);
-        }
-        add_values(k, b, (const float *const *)s, q->acc + i0, n_i, n);
-    }
-}
-
-/* Pointers to the cache rows of positions t0 .. t0+n_t of a sequence. */
-static void block_rows(const struct hd_op_mla_attn *a, int seq, int t0, int n_t, const void **row) {
-    const hd_batch *b = a->batch;
+/* Pointers to the cache rows of a block of a sequence. */
+static void cache_rows(const struct hd_op_mla_attn *a, int seq, const hd_cpu_block *b,
+                       const void **row) {
     size_t bytes = hd_format_bytes(a->kv_format, (size_t)(a->n_c + a->n_rope));
-    const int32_t *page = b->page + b->seq_page0[seq];
-    for (int i = 0; i < n_t; i++) {
-        int t = t0 + i;
-        size_t at = (size_t)page[t / b->page_tok] * (size_t)b->page_tok + (size_t)(t % b->page_tok);
-        row[i] = (const char *)a->cache + at * bytes;
-    }
+    hd_cpu_block_rows(a->batch, seq, b, a->cache, bytes, row);
 }
 
 typedef struct attn_job {
@@ -234,13 +171,13 @@ static void expanded_task(void *ctx, int task, int thread) {
         q->m[i] = -INFINITY, q->l[i] = 0;
     }
     int n_pos = q->pos[g->n - 1] + 1;
-    block b = {
+    hd_cpu_block b = {
         .kt = t->kt, .v = t->v, .n_key = width, .n_v = a->n_v, .ldv = ldv, .scale = a->scale};
     for (; b.t0 < n_pos; b.t0 += HD_CPU_KV_BLOCK) {
         b.n_t = least(HD_CPU_KV_BLOCK, n_pos - b.t0);
-        block_rows(a, g->seq, b.t0, b.n_t, t->w);
+        cache_rows(a, g->seq, &b, t->w);
         expand(j, t, b.n_t);
-        attend(j->c->k, t, &b);
+        hd_cpu_attend(j->c->k, t, &b);
     }
     for (int i = 0; i < g->n; i++) {
         size_t row = (size_t)j->list[g->first + i];
@@ -278,44 +215,29 @@ static void absorbed_task(void *ctx, int task, int thread) {
         }
     }
     int n_pos = q->pos[q->n - 1] + 1;
-    block b = {.kt = t->ct,
-               .v = t->rows,
-               .n_key = (int)width,
-               .n_v = a->n_c,
-               .ldv = ldu,
-               .scale = a->scale};
+    hd_cpu_block b = {.kt = t->ct,
+                      .v = t->rows,
+                      .n_key = (int)width,
+                      .n_v = a->n_c,
+                      .ldv = ldu,
+                      .scale = a->scale};
     for (; b.t0 < n_pos; b.t0 += HD_CPU_KV_BLOCK) {
         b.n_t = least(HD_CPU_KV_BLOCK, n_pos - b.t0);
-        block_rows(a, g->seq, b.t0, b.n_t, t->w);
+        cache_rows(a, g->seq, &b, t->w);
         k->unpack(a->kv_format, t->w, b.n_t, 0, (int)width, t->ct, HD_CPU_KV_BLOCK);
         for (int i = 0; i < b.n_t; i++)
             k->decode(a->kv_format, t->w[i], t->rows + (size_t)i * ldu, a->n_c);
-        attend(k, t, &b);
+        hd_cpu_attend(k, t, &b);
     }
     for (int i = 0; i < q->n; i++) k->scale(q->acc[i], a->n_c, 1.0f / q->l[i]);
 }
 
 /* ---- The op ---- */
 
-/* Groups of at most n_max rows of one sequence, from list[first..end). */
-static int make_groups(hd_cpu *c, const hd_batch *b, const int32_t *list, int first, int end,
-                       int n_max) {
-    int n = 0;
-    for (int i = first; i < end; i++) {
-        int seq = b->row_seq[list[i]];
-        hd_cpu_group *g = n > 0 ? &c->group[n - 1] : NULL;
-        if (g != NULL && g->seq == seq && g->n < n_max)
-            g->n++;
-        else
-            c->group[n++] = (hd_cpu_group){.seq = seq, .first = i, .n = 1};
-    }
-    return n;
-}
-
 static void run_expanded(attn_job *j, int n) {
     int n_max = HD_CPU_QUERIES, n_group, n_head = j->a->n_head;
     for (;; n_max /= 2) {
-        n_group = make_groups(j->c, j->a->batch, j->list, 0, n, n_max);
+        n_group = hd_cpu_make_groups(j->c, j->a->batch, j->list, 0, n, n_max);
         if (n_group * n_head >= 2 * j->c->n_thread || n_max <= HD_CPU_KV_BLOCK) break;
     }
     hd_pool_run(j->c->pool, n_group * n_head, expanded_task, j);
@@ -352,7 +274,8 @@ static void run_absorbed(attn_job *j, int n) {
         run_heads(j, n_wave, false);
         j->n_head_each = least(a->n_head, HD_CPU_QUERIES);
         int n_row_each = HD_CPU_QUERIES / j->n_head_each;
-        int n_group = make_groups(c, a->batch, j->list, j->wave0, j->wave0 + n_wave, n_row_each);
+        int n_group =
+            hd_cpu_make_groups(c, a->batch, j->list, j->wave0, j->wave0 + n_wave, n_row_each);
         /* Fewer heads a task only when threads would have none: each task decodes its positions. */
         if (n_group < c->n_thread) {
             int n_part = least((c->n_thread + n_group - 1) / n_group, a->n_head);

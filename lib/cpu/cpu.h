@@ -23,6 +23,16 @@ typedef struct hd_cpu_queries {
     int *pos;        /* [HD_CPU_QUERIES] last position each one sees */
 } hd_cpu_queries;
 
+/* A block of positions as queries see it. */
+typedef struct hd_cpu_block {
+    int t0, n_t;     /* first position, positions */
+    const float *kt; /* [n_key, 64] keys, positions across lanes */
+    const float *v;  /* [n_t, ldv] values */
+    int n_key, n_v;
+    size_t ldv;
+    float scale;
+} hd_cpu_block;
+
 /* One thread's working memory. */
 typedef struct hd_cpu_scratch {
     float *panel;    /* [HD_CPU_KBLOCK, HD_CPU_STRIP] unpacked weights; Q8_0 panels fit too */
@@ -35,8 +45,8 @@ typedef struct hd_cpu_scratch {
     /* Attention over one block of positions: */
     float *ct;   /* [n_c+n_rope, 64] latents, positions across lanes */
     float *rows; /* [64, pad(n_c)] latents, one position a row */
-    float *kt;   /* [n_nope+n_rope, 64] expanded keys of one head */
-    float *v;    /* [64, pad(n_v)] expanded values */
+    float *kt;   /* [n_nope+n_rope, 64] keys of one head */
+    float *v;    /* [64, pad(n_v)] values of one head */
     float *kb;   /* [n_c, n_nope] k_b of one head */
     float *vb;   /* [n_c, pad(n_v)] v_b of one head, transposed */
     float *s;    /* [HD_CPU_QCHUNK, 64] scores */
@@ -78,7 +88,7 @@ typedef struct hd_cpu {
     hd_cpu_scratch *thread; /* [n_thread] */
     float *normed;          /* [R, d_model] */
     float *a;               /* [R, max(q_lora, d_ff, d_expert*n_used)]: between two products */
-    float *kv;              /* [R, n_c+n_rope] */
+    float *kv;              /* [R, n_c+n_rope]; GQA: [2, R, n_kv] */
     float *score;           /* [R, n_expert] */
     hd_cpu_qrows q[2];      /* quantised inputs: of the op, and of its second product */
     size_t q_room[2];       /* elements */
@@ -122,10 +132,24 @@ typedef struct hd_cpu_norm_rows {
 } hd_cpu_norm_rows;
 hd_cpu_qrows hd_cpu_norm(hd_cpu *c, const hd_cpu_norm_rows *a);
 
+/* ---- attention (attend.c) ---- */
+
+/* Runs t's queries over one block: scores, softmax, weighted values. Blocks come in order. */
+void hd_cpu_attend(const hd_cpu_kernels *k, hd_cpu_scratch *t, const hd_cpu_block *b);
+/* Pointers to the cache rows of the block's positions of a sequence: row[n_t]. */
+void hd_cpu_block_rows(const hd_batch *b, int seq, const hd_cpu_block *block, const void *cache,
+                       size_t row_bytes, const void **row);
+/* Fills c->group with runs of at most n_max rows of one sequence, from list[first..end); returns
+ * how many. */
+int hd_cpu_make_groups(hd_cpu *c, const hd_batch *b, const int32_t *list, int first, int end,
+                       int n_max);
+
 hd_status hd_cpu_reserve(void *ctx, const hd_dev_limits *limits);
 hd_status hd_cpu_roofline(void *ctx, hd_dev_roofline *out);
 void hd_cpu_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args);
 void hd_cpu_mla_attn(void *ctx, const struct hd_op_mla_attn *args);
+void hd_cpu_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args);
+void hd_cpu_gqa_attn(void *ctx, const struct hd_op_gqa_attn *args);
 void hd_cpu_route(void *ctx, const struct hd_op_route *args);
 void hd_cpu_moe(void *ctx, const struct hd_op_moe *args);
 

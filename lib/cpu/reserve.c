@@ -68,7 +68,7 @@ static void lay_out(cut *k, hd_cpu *c, const hd_dev_limits *l) {
     }
     c->normed = take_f(k, n_row * d_model);
     c->a = take_f(k, most(n_row * (size_t)l->q_lora, n_row * d_ff + picked));
-    c->kv = take_f(k, n_row * width);
+    c->kv = take_f(k, n_row * most(width, 2 * (size_t)l->n_kv));
     c->score = take_f(k, n_row * n_expert);
     c->q_room[0] = n_row * most(most(d_model, d_ff), n_head * (size_t)l->n_v);
     c->q_room[1] = most(n_row * most(d_ff, (size_t)l->q_lora), picked);

@@ -21,7 +21,8 @@ typedef struct hd_dev_limits {
     int d_model, n_vocab;
     int d_ff; /* widest dense or shared feed-forward */
     int d_expert, n_expert, n_used;
-    int n_head, n_nope, n_rope, n_c, n_v, q_lora;
+    int n_head, n_nope, n_rope, n_c, n_v, q_lora; /* GQA: n_rope = n_v = d_head, n_nope = n_c = 0 */
+    int n_kv;  /* GQA: values of a key cache row, H_kv*d_head; else 0 */
     int n_pos; /* longest sequence */
 } hd_dev_limits;
 

@@ -68,6 +68,34 @@ struct hd_op_mla_attn {
     float *out;  /* [R, H, n_v] */
 };
 
+/* Grouped-query attention (arXiv 2305.13245): query head h reads key and value head
+ * h / (H / H_kv). Rotated pairs of a head: (2i, 2i+1), or (i, i + d_head/2) when is_half_split. */
+struct hd_op_gqa_qkv {
+    const hd_batch *batch;
+    const float *x;    /* [R, D] */
+    const float *norm; /* [D] attn_norm */
+    float eps;
+    const hd_weight *q;                    /* [H*d_head, D] */
+    const hd_weight *k, *v;                /* [H_kv*d_head, D] */
+    const float *q_bias, *k_bias, *v_bias; /* [n_out] added before the rotation; NULL: none */
+    const float *rope_cs;                  /* [position, d_head/2, 2] cos and sin */
+    bool is_half_split;
+    int d_model, n_head, n_head_kv, d_head;
+    enum hd_format kv_format; /* F32, F16 or BF16 */
+    void *keys, *values;      /* [n_page*page_tok, H_kv*d_head] this layer; keys rotated */
+    float *q_out;             /* [R, H, d_head] rotated */
+};
+
+struct hd_op_gqa_attn {
+    const hd_batch *batch;
+    const float *q; /* [R, H, d_head] */
+    enum hd_format kv_format;
+    const void *keys, *values; /* [n_page*page_tok, H_kv*d_head] this layer */
+    int n_head, n_head_kv, d_head;
+    float scale; /* d_head^-0.5 */
+    float *out;  /* [R, H, d_head] */
+};
+
 struct hd_op_proj_add {
     int n_row;
     const float *a;     /* [R, w->n_in] */

@@ -9,6 +9,8 @@
 #include "base/mem.h"
 #include "model/model.h"
 
+#include <stddef.h>
+
 enum hd_slot_kind {
     HD_SLOT_VECTOR, /* const float *: decoded to float32, owned by the model */
     HD_SLOT_MATRIX, /* const hd_weight *: as stored, read from the mapping where that is possible */
@@ -34,7 +36,7 @@ typedef struct hd_kv_kind {
 enum { HD_KV_KIND_MAX = 4 };
 
 typedef struct hd_arch {
-    const char *name; /* GGUF architecture */
+    enum hd_op attn; /* the op that reads the KV cache */
     const hd_slot *global_slot, *layer_slot;
     size_t n_global_slot, n_layer_slot;
     size_t global_bytes, layer_bytes; /* structs that hold the pointers */
@@ -44,9 +46,24 @@ typedef struct hd_arch {
     const float *(*forward)(hd_model *m, const hd_batch *b);
 } hd_arch;
 
-extern const hd_arch hd_arch_deepseek2; /* deepseek2.c */
+/* Rows of an architecture's slot tables: struct (its tag), field, canonical name, op, the rest. */
+#define HD_VECTOR(struct_, field, name_, op_, ...)                                                 \
+    {                                                                                              \
+        .suffix = name_, .kind = HD_SLOT_VECTOR, .op = HD_OP_##op_,                                \
+        .offset = offsetof(struct struct_, field), __VA_ARGS__                                     \
+    }
+#define HD_MATRIX(struct_, field, name_, op_, ...)                                                 \
+    {                                                                                              \
+        .suffix = name_, .kind = HD_SLOT_MATRIX, .op = HD_OP_##op_,                                \
+        .offset = offsetof(struct struct_, field), __VA_ARGS__                                     \
+    }
+/* One block op on the device of the model m. */
+#define HD_RUN(op, ...) m->dev.ops->op(m->dev.ctx, &(struct hd_op_##op){__VA_ARGS__})
 
-/* NULL when there is none of that name. */
+extern const hd_arch hd_arch_deepseek2; /* deepseek2.c */
+extern const hd_arch hd_arch_llama;     /* llama.c */
+
+/* By GGUF architecture; NULL when there is none of that name. */
 const hd_arch *hd_arch_find(const char *name);
 
 /* A bound matrix and where it belongs (a list, for prepare, release and the plan's text). */
@@ -95,20 +112,21 @@ void hd_weights_release(hd_model *m);
 void hd_model_hold(hd_model *m, void *p, bool is_device);
 /* Device memory that lives as long as the model, counted as workspace: n_elem zeroed elements. */
 HD_MUST_CHECK hd_status hd_model_work(hd_model *m, size_t n_elem, size_t elem_bytes, void **out);
+/* The largest shapes of the model's ops. */
+hd_dev_limits hd_model_limits(const hd_model *m);
 /* Cache rows of one kind and layer: [n_page * page_tok, row_elems]. */
 void *hd_model_kv(const hd_model *m, int kind, int layer);
 
 /* ---- rotary positions (rope.c) ---- */
 
-enum { HD_ROPE_PAIR_MAX = 512 }; /* n_rope/2 at most; hd_model_open refuses more */
-
-/* Inverse frequencies [n_rope/2] in float32, YaRN applied (arXiv 2309.00071, section 3.2). */
+/* Inverse frequencies [n_rope/2] in float32, with YaRN (arXiv 2309.00071, section 3.2), linear
+ * (arXiv 2306.15595) or llama3 scaling applied. */
 void hd_rope_inv_freq(const hd_hparams *hp, float *inv_freq);
 /* YaRN's magnitude 0.1 m ln(s) + 1; 1 when s <= 1. */
 double hd_rope_mscale(double factor, double m);
 /* cs [n_pos, n_rope/2, 2]: cos and sin of position * inv_freq, times the YaRN factor. */
 void hd_rope_table(const hd_hparams *hp, int n_pos, float *cs);
-/* (n_nope + n_rope)^-0.5, times mscale(factor, mscale_all)^2 under YaRN. */
+/* (n_nope + n_rope)^-0.5; of MLA times mscale(factor, mscale_all)^2 under YaRN. */
 float hd_rope_softmax_scale(const hd_hparams *hp);
 
 #endif

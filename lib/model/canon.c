@@ -1,16 +1,30 @@
-/* The canonical tensors of deepseek2: one table says names, shapes and where each occurs; the
- * sources are found by the file's kind (GGUF here, Hugging Face in hf.c).
+/* The canonical tensors of every architecture: one table says names, shapes and where each occurs;
+ * the sources are found by the file's kind (GGUF here, Hugging Face in hf.c).
  *
- * Nothing is copied or computed but the key part of kv_b: the absorbed form of attention multiplies
- * by its transpose, so per head its n_nope rows become columns when a matrix is asked for. */
+ * Nothing is copied or computed but two: the key part of kv_b (the absorbed form of attention
+ * multiplies by its transpose, so per head its n_nope rows become columns when a matrix is asked
+ * for), and the rows of q and k where the file has them in another order. */
 #include "model/canon_build.h"
 
 #include <stdio.h>
 #include <string.h>
 
 /* Sizes that shapes are made of. */
-enum dim { ONE, D, V, QL, HQK, C, C_ROPE, NOPE, VDIM, H, HV, F, E, FE, FS };
-enum when { ALWAYS, Q_LORA, NO_Q_LORA, DENSE, MOE, MOE_SIGMOID, MOE_SHARED, UNTIED };
+enum dim { ONE, D, V, QL, HQK, C, C_ROPE, NOPE, VDIM, H, HV, KV, PAIR, F, E, FE, FS };
+enum when {
+    ALWAYS,
+    MLA,
+    GQA,
+    QKV_BIAS,
+    ROPE_DIVISOR,
+    Q_LORA,
+    NO_Q_LORA,
+    DENSE,
+    MOE,
+    MOE_SIGMOID,
+    MOE_SHARED,
+    UNTIED
+};
 
 struct row {
     const char *suffix, *hf;
@@ -24,17 +38,24 @@ static const struct row globals[] = {
     {"token_embd.weight",  "model.embed_tokens.weight", {D, V},  ALWAYS, HD_ROLE_PLAIN},
     {"output_norm.weight", "model.norm.weight",         {D},     ALWAYS, HD_ROLE_PLAIN},
     {"output.weight",      "lm_head.weight",            {D, V},  UNTIED, HD_ROLE_PLAIN},
+    {"rope_freqs.weight",  "",                          {PAIR},  ROPE_DIVISOR, HD_ROLE_ROPE_DIVISOR},
 };
 static const struct row layers[] = {
     {"attn_norm.weight",      "input_layernorm.weight",              {D},          ALWAYS,      HD_ROLE_PLAIN},
     {"attn_q.weight",         "self_attn.q_proj.weight",             {D, HQK},     NO_Q_LORA,   HD_ROLE_PLAIN},
+    {"attn_q.weight",         "self_attn.q_proj.weight",             {D, HQK},     GQA,         HD_ROLE_PAIRS},
+    {"attn_k.weight",         "self_attn.k_proj.weight",             {D, KV},      GQA,         HD_ROLE_PAIRS},
+    {"attn_v.weight",         "self_attn.v_proj.weight",             {D, KV},      GQA,         HD_ROLE_PLAIN},
+    {"attn_q.bias",           "self_attn.q_proj.bias",               {HQK},        QKV_BIAS,    HD_ROLE_PLAIN},
+    {"attn_k.bias",           "self_attn.k_proj.bias",               {KV},         QKV_BIAS,    HD_ROLE_PLAIN},
+    {"attn_v.bias",           "self_attn.v_proj.bias",               {KV},         QKV_BIAS,    HD_ROLE_PLAIN},
     {"attn_q_a.weight",       "self_attn.q_a_proj.weight",           {D, QL},      Q_LORA,      HD_ROLE_PLAIN},
     {"attn_q_a_norm.weight",  "self_attn.q_a_layernorm.weight",      {QL},         Q_LORA,      HD_ROLE_PLAIN},
     {"attn_q_b.weight",       "self_attn.q_b_proj.weight",           {QL, HQK},    Q_LORA,      HD_ROLE_PLAIN},
-    {"attn_kv_a_mqa.weight",  "self_attn.kv_a_proj_with_mqa.weight", {D, C_ROPE},  ALWAYS,      HD_ROLE_PLAIN},
-    {"attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight",     {C},          ALWAYS,      HD_ROLE_PLAIN},
-    {"attn_k_b.weight",       "self_attn.kv_b_proj.weight",          {NOPE, C, H}, ALWAYS,      HD_ROLE_K_B},
-    {"attn_v_b.weight",       "self_attn.kv_b_proj.weight",          {C, VDIM, H}, ALWAYS,      HD_ROLE_V_B},
+    {"attn_kv_a_mqa.weight",  "self_attn.kv_a_proj_with_mqa.weight", {D, C_ROPE},  MLA,         HD_ROLE_PLAIN},
+    {"attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight",     {C},          MLA,         HD_ROLE_PLAIN},
+    {"attn_k_b.weight",       "self_attn.kv_b_proj.weight",          {NOPE, C, H}, MLA,         HD_ROLE_K_B},
+    {"attn_v_b.weight",       "self_attn.kv_b_proj.weight",          {C, VDIM, H}, MLA,         HD_ROLE_V_B},
     {"attn_output.weight",    "self_attn.o_proj.weight",             {HV, D},      ALWAYS,      HD_ROLE_PLAIN},
     {"ffn_norm.weight",       "post_attention_layernorm.weight",     {D},          ALWAYS,      HD_ROLE_PLAIN},
     {"ffn_gate.weight",       "mlp.gate_proj.weight",                {D, F},       DENSE,       HD_ROLE_PLAIN},
@@ -63,6 +84,8 @@ static int64_t size_of(const hd_hparams *hp, enum dim d) {
     case VDIM: return hp->n_v;
     case H: return hp->n_head;
     case HV: return (int64_t)hp->n_head * hp->n_v;
+    case KV: return (int64_t)hp->n_head_kv * hp->n_rope;
+    case PAIR: return hp->n_rope / 2;
     case F: return hp->d_ff;
     case E: return hp->n_expert;
     case FE: return hp->d_expert;
@@ -74,8 +97,12 @@ static int64_t size_of(const hd_hparams *hp, enum dim d) {
 static bool is_wanted(const hd_hparams *hp, enum when when, int layer) {
     bool is_moe = layer >= hp->n_dense_layer;
     switch (when) {
+    case MLA: return hd_hparams_is_mla(hp);
+    case GQA: return !hd_hparams_is_mla(hp);
+    case QKV_BIAS: return hp->has_qkv_bias;
+    case ROPE_DIVISOR: return hp->has_rope_divisor;
     case Q_LORA: return hp->q_lora > 0;
-    case NO_Q_LORA: return hp->q_lora == 0;
+    case NO_Q_LORA: return hd_hparams_is_mla(hp) && hp->q_lora == 0;
     case DENSE: return !is_moe;
     case MOE: return is_moe;
     case MOE_SIGMOID: return is_moe && hp->gating == HD_GATING_SIGMOID;
@@ -171,6 +198,20 @@ hd_status hd_canon_take_kv_b(hd_canon *k, hd_canon_tensor *t, const char *name,
     return HD_OK;
 }
 
+void hd_canon_make_rope_divisor(hd_canon *k, hd_canon_tensor *t) {
+    hd_file_tensor *made = hd_arena_alloc(k->arena, sizeof *made);
+    *made = (hd_file_tensor){.name = t->name,
+                             .format = HD_F32,
+                             .n_dim = 1,
+                             .data = k->hp->rope_divisor,
+                             .n_byte = (uint64_t)t->ne[0] * sizeof(float),
+                             .file = "config.json"};
+    memcpy(made->ne, t->ne, sizeof made->ne);
+    hd_canon_room(k, t, 1);
+    t->format = HD_F32;
+    t->src[t->n_src++] = made;
+}
+
 void hd_canon_name(int layer, const char *suffix, char out[64]) {
     if (layer < 0)
         snprintf(out, 64, "%s", suffix);
@@ -218,18 +259,27 @@ static hd_status add(hd_canon *k, const struct row *r, int layer) {
     return HD_OK;
 }
 
+/* A bias that nothing adds would be a silent error. */
+static hd_status refuse_biases(const hd_canon *k) {
+    for (size_t i = 0; i < hd_checkpoint_count(k->c); i++) {
+        const hd_file_tensor *f = hd_checkpoint_at(k->c, i);
+        size_t n = strlen(f->name);
+        if (!k->is_used[i] && n > 5 && strcmp(f->name + n - 5, ".bias") == 0)
+            return HD_FAIL(UNSUPPORTED, "%s: tensor %s: expected no such bias in architecture %s",
+                           f->file, f->name, k->hp->arch);
+    }
+    return HD_OK;
+}
+
 static hd_status add_all(hd_canon *k) {
     for (size_t i = 0; i < HD_COUNT_OF(globals); i++) HD_TRY(add(k, &globals[i], -1));
     for (int layer = 0; layer < k->hp->n_layer; layer++)
         for (size_t i = 0; i < HD_COUNT_OF(layers); i++) HD_TRY(add(k, &layers[i], layer));
-    return HD_OK;
+    return hd_hparams_is_mla(k->hp) ? HD_OK : refuse_biases(k);
 }
 
 hd_status hd_canon_new(const hd_checkpoint *c, const hd_hparams *hp, hd_canon **out) {
     *out = NULL;
-    if (strcmp(hp->arch, "deepseek2") != 0)
-        return HD_FAIL(UNSUPPORTED, "%s: architecture %s is not supported: known here: deepseek2",
-                       hd_checkpoint_path(c), hp->arch);
     hd_canon *k = hd_alloc_zero(1, sizeof *k);
     k->c = c;
     k->hp = hp;
@@ -295,9 +345,22 @@ static void transpose_head(const hd_canon *k, const hd_canon_tensor *t, const ch
     }
 }
 
+/* Per head, row 2i+s of the pairs is row s*n/2+i of the halves. */
+static void pair_rows(const hd_canon *k, const hd_canon_tensor *t, char *out) {
+    size_t row_bytes = hd_format_bytes(t->format, (size_t)t->ne[0]), n = (size_t)k->hp->n_rope;
+    for (size_t row = 0; row < (size_t)t->ne[1]; row++) {
+        size_t in_head = row % n, from = row - in_head + in_head % 2 * (n / 2) + in_head / 2;
+        memcpy(out + row * row_bytes, (const char *)t->src[0]->data + from * row_bytes, row_bytes);
+    }
+}
+
 const void *hd_canon_matrix(const hd_canon *k, const hd_canon_tensor *t, int ix, void *scratch) {
     HD_ASSERT(ix >= 0 && ix < t->ne[2]);
     if (t->kind == HD_CANON_STACK) return t->src[ix]->data;
+    if (t->kind == HD_CANON_PAIRS) {
+        pair_rows(k, t, scratch);
+        return scratch;
+    }
     const char *data = t->src[0]->data;
     if (t->kind == HD_CANON_PLAIN)
         return data + (size_t)ix * hd_format_bytes(t->format, (size_t)(t->ne[0] * t->ne[1]));

@@ -20,6 +20,8 @@ enum hd_canon_role {
     HD_ROLE_PLAIN,
     HD_ROLE_K_B,
     HD_ROLE_V_B,
+    HD_ROLE_PAIRS, /* q or k: rows in the order of rotated pairs */
+    HD_ROLE_ROPE_DIVISOR,
     HD_ROLE_GATE_EXPS,
     HD_ROLE_UP_EXPS,
     HD_ROLE_DOWN_EXPS,
@@ -52,5 +54,7 @@ HD_MUST_CHECK hd_status hd_canon_take_rows(hd_canon *k, hd_canon_tensor *t, cons
 /* K_B and V_B from a kv_b [H*(n_nope+n_v), n_c]. */
 HD_MUST_CHECK hd_status hd_canon_take_kv_b(hd_canon *k, hd_canon_tensor *t, const char *name,
                                            enum hd_canon_role role);
+/* rope_freqs from the hyper-parameters, for files that only say how it is computed. */
+void hd_canon_make_rope_divisor(hd_canon *k, hd_canon_tensor *t);
 
 #endif

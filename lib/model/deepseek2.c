@@ -4,9 +4,7 @@
  * a feed-forward, dense in the leading layers and a mixture of experts in the others. V2-Lite has
  * one query matrix where the others have a low-rank pair; routing differs by hyper-parameters only.
  * The only KV kind is one row a token: the normed latent and the rotated rope key. */
-#include "model/arch.h"
-
-#include <stddef.h>
+#include "model/ffn.h"
 
 struct globals {
     const hd_weight *token_embd; /* [V, D] */
@@ -15,34 +13,25 @@ struct globals {
 };
 
 struct layer {
-    const float *attn_norm;   /* [D] */
-    const hd_weight *q;       /* [H*(n_nope+n_rope), D] without a query low-rank pair, or NULL */
-    const hd_weight *q_a;     /* [q_lora, D] */
-    const float *q_a_norm;    /* [q_lora] */
-    const hd_weight *q_b;     /* [H*(n_nope+n_rope), q_lora] */
-    const hd_weight *kv_a;    /* [n_c+n_rope, D] */
-    const float *kv_a_norm;   /* [n_c] */
-    const hd_weight *k_b;     /* H of [n_c, n_nope] */
-    const hd_weight *v_b;     /* H of [n_v, n_c] */
-    const hd_weight *output;  /* [D, H*n_v] */
-    const float *ffn_norm;    /* [D] */
-    const hd_weight *gate;    /* [F, D] dense layers */
-    const hd_weight *up;      /* [F, D] */
-    const hd_weight *down;    /* [D, F] */
-    const hd_weight *router;  /* [E, D] layers with experts */
-    const float *router_bias; /* [E] or NULL */
-    const hd_weight *gate_exps, *up_exps, *down_exps;    /* E of [Fe, D], [Fe, D], [D, Fe] */
-    const hd_weight *gate_shexp, *up_shexp, *down_shexp; /* [Fs, D], [Fs, D], [D, Fs] or NULL */
+    const float *attn_norm;  /* [D] */
+    const hd_weight *q;      /* [H*(n_nope+n_rope), D] without a query low-rank pair, or NULL */
+    const hd_weight *q_a;    /* [q_lora, D] */
+    const float *q_a_norm;   /* [q_lora] */
+    const hd_weight *q_b;    /* [H*(n_nope+n_rope), q_lora] */
+    const hd_weight *kv_a;   /* [n_c+n_rope, D] */
+    const float *kv_a_norm;  /* [n_c] */
+    const hd_weight *k_b;    /* H of [n_c, n_nope] */
+    const hd_weight *v_b;    /* H of [n_v, n_c] */
+    const hd_weight *output; /* [D, H*n_v] */
+    hd_ffn ffn;
 };
 
-struct work {        /* R = n_row_max */
-    float *x;        /* [R, D] residual stream */
-    float *q;        /* [R, H, n_nope+n_rope] */
-    float *attn;     /* [R, H, n_v] */
-    float *normed;   /* [R, D] */
-    int32_t *expert; /* [R, n_used] */
-    float *weight;   /* [R, n_used] */
-    float *logits;   /* [n_out_max, V] */
+struct work {      /* R = n_row_max */
+    float *x;      /* [R, D] residual stream */
+    float *q;      /* [R, H, n_nope+n_rope] */
+    float *attn;   /* [R, H, n_v] */
+    float *logits; /* [n_out_max, V] */
+    hd_ffn_work ffn;
 };
 
 static bool has_q_lora(const hd_hparams *hp, int layer) {
@@ -50,53 +39,25 @@ static bool has_q_lora(const hd_hparams *hp, int layer) {
     return hp->q_lora > 0;
 }
 static bool has_no_q_lora(const hd_hparams *hp, int layer) { return !has_q_lora(hp, layer); }
-static bool has_experts(const hd_hparams *hp, int layer) { return layer >= hp->n_dense_layer; }
-static bool is_dense(const hd_hparams *hp, int layer) { return !has_experts(hp, layer); }
-static bool has_shared(const hd_hparams *hp, int layer) {
-    return has_experts(hp, layer) && hp->n_expert_shared > 0;
-}
-
-#define VECTOR(struct_, field, name_, op_, ...)                                                    \
-    {                                                                                              \
-        .suffix = name_, .kind = HD_SLOT_VECTOR, .op = HD_OP_##op_,                                \
-        .offset = offsetof(struct struct_, field), __VA_ARGS__                                     \
-    }
-#define MATRIX(struct_, field, name_, op_, ...)                                                    \
-    {                                                                                              \
-        .suffix = name_, .kind = HD_SLOT_MATRIX, .op = HD_OP_##op_,                                \
-        .offset = offsetof(struct struct_, field), __VA_ARGS__                                     \
-    }
-
 /* clang-format off */
 static const hd_slot global_slot[] = {
-    MATRIX(globals, token_embd,  "token_embd.weight",  embed, .when = NULL),
-    VECTOR(globals, output_norm, "output_norm.weight", head,  .when = NULL),
-    MATRIX(globals, output,      "output.weight",      head,  .fallback = "token_embd.weight"),
+    HD_MATRIX(globals, token_embd,  "token_embd.weight",  embed, .when = NULL),
+    HD_VECTOR(globals, output_norm, "output_norm.weight", head,  .when = NULL),
+    HD_MATRIX(globals, output,      "output.weight",      head,  .fallback = "token_embd.weight"),
 };
 
 static const hd_slot layer_slot[] = {
-    VECTOR(layer, attn_norm,   "attn_norm.weight",      mla_qkv,  .when = NULL),
-    MATRIX(layer, q,           "attn_q.weight",         mla_qkv,  .when = has_no_q_lora),
-    MATRIX(layer, q_a,         "attn_q_a.weight",       mla_qkv,  .when = has_q_lora),
-    VECTOR(layer, q_a_norm,    "attn_q_a_norm.weight",  mla_qkv,  .when = has_q_lora),
-    MATRIX(layer, q_b,         "attn_q_b.weight",       mla_qkv,  .when = has_q_lora),
-    MATRIX(layer, kv_a,        "attn_kv_a_mqa.weight",  mla_qkv,  .when = NULL),
-    VECTOR(layer, kv_a_norm,   "attn_kv_a_norm.weight", mla_qkv,  .when = NULL),
-    MATRIX(layer, k_b,         "attn_k_b.weight",       mla_attn, .when = NULL),
-    MATRIX(layer, v_b,         "attn_v_b.weight",       mla_attn, .when = NULL),
-    MATRIX(layer, output,      "attn_output.weight",    proj_add, .when = NULL),
-    VECTOR(layer, ffn_norm,    "ffn_norm.weight",       ffn,      .when = NULL),
-    MATRIX(layer, gate,        "ffn_gate.weight",       ffn,      .when = is_dense),
-    MATRIX(layer, up,          "ffn_up.weight",         ffn,      .when = is_dense),
-    MATRIX(layer, down,        "ffn_down.weight",       ffn,      .when = is_dense),
-    MATRIX(layer, router,      "ffn_gate_inp.weight",   route,    .when = has_experts),
-    VECTOR(layer, router_bias, "exp_probs_b.bias",      route,    .when = has_experts, .is_optional = true),
-    MATRIX(layer, gate_exps,   "ffn_gate_exps.weight",  moe,      .when = has_experts),
-    MATRIX(layer, up_exps,     "ffn_up_exps.weight",    moe,      .when = has_experts),
-    MATRIX(layer, down_exps,   "ffn_down_exps.weight",  moe,      .when = has_experts),
-    MATRIX(layer, gate_shexp,  "ffn_gate_shexp.weight", moe,      .when = has_shared),
-    MATRIX(layer, up_shexp,    "ffn_up_shexp.weight",   moe,      .when = has_shared),
-    MATRIX(layer, down_shexp,  "ffn_down_shexp.weight", moe,      .when = has_shared),
+    HD_VECTOR(layer, attn_norm,   "attn_norm.weight",      mla_qkv,  .when = NULL),
+    HD_MATRIX(layer, q,           "attn_q.weight",         mla_qkv,  .when = has_no_q_lora),
+    HD_MATRIX(layer, q_a,         "attn_q_a.weight",       mla_qkv,  .when = has_q_lora),
+    HD_VECTOR(layer, q_a_norm,    "attn_q_a_norm.weight",  mla_qkv,  .when = has_q_lora),
+    HD_MATRIX(layer, q_b,         "attn_q_b.weight",       mla_qkv,  .when = has_q_lora),
+    HD_MATRIX(layer, kv_a,        "attn_kv_a_mqa.weight",  mla_qkv,  .when = NULL),
+    HD_VECTOR(layer, kv_a_norm,   "attn_kv_a_norm.weight", mla_qkv,  .when = NULL),
+    HD_MATRIX(layer, k_b,         "attn_k_b.weight",       mla_attn, .when = NULL),
+    HD_MATRIX(layer, v_b,         "attn_v_b.weight",       mla_attn, .when = NULL),
+    HD_MATRIX(layer, output,      "attn_output.weight",    proj_add, .when = NULL),
+    HD_FFN_SLOTS(layer, ffn),
 };
 /* clang-format on */
 
@@ -107,97 +68,54 @@ static int kv_kinds(const hd_hparams *hp, hd_kv_kind out[HD_KV_KIND_MAX]) {
 
 static hd_status plan(hd_model *m) {
     const hd_hparams *hp = &m->hp;
-    int d_shared = hp->n_expert_shared * hp->d_expert;
-    hd_dev_limits limits = {
-        .n_row = m->opt.n_row_max,
-        .n_seq = m->opt.n_seq_max,
-        .n_out = m->opt.n_out_max,
-        .d_model = hp->d_model,
-        .n_vocab = hp->n_vocab,
-        .d_ff = hp->d_ff > d_shared ? hp->d_ff : d_shared,
-        .d_expert = hp->d_expert,
-        .n_expert = hp->n_expert,
-        .n_used = hp->n_expert_used,
-        .n_head = hp->n_head,
-        .n_nope = hp->n_nope,
-        .n_rope = hp->n_rope,
-        .n_c = hp->n_c,
-        .n_v = hp->n_v,
-        .q_lora = hp->q_lora,
-        .n_pos = m->opt.n_pos_max,
-    };
+    hd_dev_limits limits = hd_model_limits(m);
     HD_TRY(m->dev.ops->reserve(m->dev.ctx, &limits));
     struct work *w = m->work = hd_arena_alloc(m->arena, sizeof *w);
     size_t n_row = (size_t)m->opt.n_row_max, n_out = (size_t)m->opt.n_out_max;
     size_t d = (size_t)hp->d_model, n_head = (size_t)hp->n_head;
     size_t n_q = n_head * (size_t)(hp->n_nope + hp->n_rope);
-    size_t n_used = (size_t)hp->n_expert_used;
     HD_TRY(hd_model_work(m, n_row * d, sizeof *w->x, (void **)&w->x));
     HD_TRY(hd_model_work(m, n_row * n_q, sizeof *w->q, (void **)&w->q));
     HD_TRY(hd_model_work(m, n_row * n_head * (size_t)hp->n_v, sizeof *w->attn, (void **)&w->attn));
-    HD_TRY(hd_model_work(m, n_row * d, sizeof *w->normed, (void **)&w->normed));
-    HD_TRY(hd_model_work(m, n_row * n_used, sizeof *w->expert, (void **)&w->expert));
-    HD_TRY(hd_model_work(m, n_row * n_used, sizeof *w->weight, (void **)&w->weight));
+    HD_TRY(hd_ffn_plan(m, &w->ffn));
     return hd_model_work(m, n_out * (size_t)hp->n_vocab, sizeof *w->logits, (void **)&w->logits);
 }
-
-/* One block op on the model's device. */
-#define RUN(op, ...) m->dev.ops->op(m->dev.ctx, &(struct hd_op_##op){__VA_ARGS__})
 
 static void attention(hd_model *m, const hd_batch *b, int layer) {
     const hd_hparams *hp = &m->hp;
     const struct layer *l = (const struct layer *)(const void *)m->layer + layer;
     struct work *w = m->work;
-    RUN(mla_qkv, .batch = b, .x = w->x, .norm = l->attn_norm, .eps = hp->rms_eps,
-        .lora_eps = hp->lora_eps, .q = l->q, .q_a = l->q_a, .q_a_norm = l->q_a_norm, .q_b = l->q_b,
-        .kv_a = l->kv_a, .kv_a_norm = l->kv_a_norm, .rope_cs = m->rope, .d_model = hp->d_model,
-        .n_head = hp->n_head, .n_nope = hp->n_nope, .n_rope = hp->n_rope, .n_c = hp->n_c,
-        .kv_format = m->opt.kv_format, .cache = hd_model_kv(m, 0, layer), .q_out = w->q);
-    RUN(mla_attn, .batch = b, .q = w->q, .kv_format = m->opt.kv_format,
-        .cache = hd_model_kv(m, 0, layer), .k_b = l->k_b, .v_b = l->v_b, .n_head = hp->n_head,
-        .n_nope = hp->n_nope, .n_rope = hp->n_rope, .n_c = hp->n_c, .n_v = hp->n_v,
-        .scale = hd_rope_softmax_scale(hp), .out = w->attn);
-    RUN(proj_add, .n_row = b->n_row, .a = w->attn, .w = l->output, .x = w->x);
-}
-
-static void feed_forward(hd_model *m, const hd_batch *b, int layer) {
-    const hd_hparams *hp = &m->hp;
-    const struct layer *l = (const struct layer *)(const void *)m->layer + layer;
-    struct work *w = m->work;
-    if (is_dense(hp, layer)) {
-        RUN(ffn, .n_row = b->n_row, .d_model = hp->d_model, .norm = l->ffn_norm, .eps = hp->rms_eps,
-            .gate = l->gate, .up = l->up, .down = l->down, .x = w->x);
-        return;
-    }
-    RUN(route, .n_row = b->n_row, .d_model = hp->d_model, .x = w->x, .norm = l->ffn_norm,
-        .eps = hp->rms_eps, .router = l->router, .bias = l->router_bias, .gating = hp->gating,
-        .group_rule = hp->group_rule, .n_expert = hp->n_expert, .n_used = hp->n_expert_used,
-        .n_group = hp->n_group, .n_group_used = hp->n_group_used, .normalise = hp->expert_normalise,
-        .scale = hp->expert_scale, .token = b->token, .normed = w->normed, .expert = w->expert,
-        .weight = w->weight);
-    RUN(moe, .n_row = b->n_row, .d_model = hp->d_model, .n_used = hp->n_expert_used,
-        .normed = w->normed, .expert = w->expert, .weight = w->weight, .gate = l->gate_exps,
-        .up = l->up_exps, .down = l->down_exps, .shared_gate = l->gate_shexp,
-        .shared_up = l->up_shexp, .shared_down = l->down_shexp, .x = w->x);
+    HD_RUN(mla_qkv, .batch = b, .x = w->x, .norm = l->attn_norm, .eps = hp->rms_eps,
+           .lora_eps = hp->lora_eps, .q = l->q, .q_a = l->q_a, .q_a_norm = l->q_a_norm,
+           .q_b = l->q_b, .kv_a = l->kv_a, .kv_a_norm = l->kv_a_norm, .rope_cs = m->rope,
+           .d_model = hp->d_model, .n_head = hp->n_head, .n_nope = hp->n_nope, .n_rope = hp->n_rope,
+           .n_c = hp->n_c, .kv_format = m->opt.kv_format, .cache = hd_model_kv(m, 0, layer),
+           .q_out = w->q);
+    HD_RUN(mla_attn, .batch = b, .q = w->q, .kv_format = m->opt.kv_format,
+           .cache = hd_model_kv(m, 0, layer), .k_b = l->k_b, .v_b = l->v_b, .n_head = hp->n_head,
+           .n_nope = hp->n_nope, .n_rope = hp->n_rope, .n_c = hp->n_c, .n_v = hp->n_v,
+           .scale = hd_rope_softmax_scale(hp), .out = w->attn);
+    HD_RUN(proj_add, .n_row = b->n_row, .a = w->attn, .w = l->output, .x = w->x);
 }
 
 static const float *deepseek2_forward(hd_model *m, const hd_batch *b) {
     const hd_hparams *hp = &m->hp;
     const struct globals *g = m->global;
+    const struct layer *l = (const struct layer *)(const void *)m->layer;
     struct work *w = m->work;
-    RUN(embed, .n_row = b->n_row, .token = b->token, .table = g->token_embd, .x = w->x);
+    HD_RUN(embed, .n_row = b->n_row, .token = b->token, .table = g->token_embd, .x = w->x);
     for (int layer = 0; layer < hp->n_layer; layer++) {
         attention(m, b, layer);
-        feed_forward(m, b, layer);
+        hd_ffn_forward(m, b, layer, &l[layer].ffn, &w->ffn, w->x);
     }
     if (b->n_out > 0)
-        RUN(head, .n_out = b->n_out, .d_model = hp->d_model, .row = b->out_row, .x = w->x,
-            .norm = g->output_norm, .eps = hp->rms_eps, .w = g->output, .logits = w->logits);
+        HD_RUN(head, .n_out = b->n_out, .d_model = hp->d_model, .row = b->out_row, .x = w->x,
+               .norm = g->output_norm, .eps = hp->rms_eps, .w = g->output, .logits = w->logits);
     return w->logits;
 }
 
 const hd_arch hd_arch_deepseek2 = {
-    .name = "deepseek2",
+    .attn = HD_OP_mla_attn,
     .global_slot = global_slot,
     .layer_slot = layer_slot,
     .n_global_slot = HD_COUNT_OF(global_slot),

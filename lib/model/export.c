@@ -61,21 +61,41 @@ static void put_num(struct keys *k, const char *suffix, float v) {
 static void put_rope(struct keys *k, const hd_hparams *hp) {
     put_int(k, "rope.dimension_count", hp->n_rope);
     put_num(k, "rope.freq_base", hp->rope_base);
+    if (hp->rope_linear > 0) {
+        hd_gguf_set_str(k->w, key_of(k, "rope.scaling.type"), hd_str_of("linear"));
+        put_num(k, "rope.scaling.factor", hp->rope_linear);
+    }
     if (!hp->is_yarn) return;
     hd_gguf_set_str(k->w, key_of(k, "rope.scaling.type"), hd_str_of("yarn"));
     put_num(k, "rope.scaling.factor", hp->yarn_factor);
     put_int(k, "rope.scaling.original_context_length", hp->yarn_orig_ctx);
     put_num(k, "rope.scaling.yarn_beta_fast", hp->yarn_beta_fast);
     put_num(k, "rope.scaling.yarn_beta_slow", hp->yarn_beta_slow);
-    if (hp->yarn_mscale_all != 0)
+    if (hp->yarn_mscale_all != 0 && hd_hparams_is_mla(hp))
         put_num(k, "rope.scaling.yarn_log_multiplier", 0.1f * hp->yarn_mscale_all);
     put_num(k, HD_KEY_MSCALE, hp->yarn_mscale);
     put_num(k, HD_KEY_MSCALE_ALL, hp->yarn_mscale_all);
 }
 
+static void put_heads(struct keys *k, const hd_hparams *hp) {
+    if (!hd_hparams_is_mla(hp)) {
+        put_int(k, "attention.key_length", hp->n_rope);
+        put_int(k, "attention.value_length", hp->n_v);
+        return;
+    }
+    put_int(k, "attention.key_length", hp->n_c + hp->n_rope); /* the latent view */
+    put_int(k, "attention.value_length", hp->n_c);
+    put_int(k, "attention.key_length_mla", hp->n_nope + hp->n_rope);
+    put_int(k, "attention.value_length_mla", hp->n_v);
+    if (hp->q_lora) put_int(k, "attention.q_lora_rank", hp->q_lora);
+    put_int(k, "attention.kv_lora_rank", hp->n_c);
+}
+
 static void put_experts(struct keys *k, const hd_hparams *hp) {
-    put_int(k, "leading_dense_block_count", hp->n_dense_layer);
-    if (hp->n_expert == 0) return;
+    bool has_experts = hp->n_expert > 0;
+    if (has_experts || hd_hparams_is_mla(hp))
+        put_int(k, "leading_dense_block_count", hp->n_dense_layer);
+    if (!has_experts) return;
     put_int(k, "expert_count", hp->n_expert);
     put_int(k, "expert_used_count", hp->n_expert_used);
     put_int(k, "expert_shared_count", hp->n_expert_shared);
@@ -97,14 +117,9 @@ void hd_export_keys(hd_gguf_writer *w, const hd_hparams *hp) {
     put_int(&k, "vocab_size", hp->n_vocab);
     put_int(&k, "feed_forward_length", hp->d_ff);
     put_int(&k, "attention.head_count", hp->n_head);
-    put_int(&k, "attention.head_count_kv", 1); /* the latent view: one key row for all heads */
-    put_int(&k, "attention.key_length", hp->n_c + hp->n_rope);
-    put_int(&k, "attention.value_length", hp->n_c);
-    put_int(&k, "attention.key_length_mla", hp->n_nope + hp->n_rope);
-    put_int(&k, "attention.value_length_mla", hp->n_v);
+    put_int(&k, "attention.head_count_kv", hp->n_head_kv);
     put_num(&k, "attention.layer_norm_rms_epsilon", hp->rms_eps);
-    if (hp->q_lora) put_int(&k, "attention.q_lora_rank", hp->q_lora);
-    put_int(&k, "attention.kv_lora_rank", hp->n_c);
+    put_heads(&k, hp);
     put_rope(&k, hp);
     put_experts(&k, hp);
 }
@@ -149,7 +164,7 @@ hd_status hd_export_tensor(hd_gguf_writer *w, const hd_canon *k, const hd_canon_
                            void *user) {
     size_t n_in = (size_t)t->ne[0], n = n_in * (size_t)t->ne[1];
     struct rows r = {hd_alloc(n_in * sizeof(float)), hd_alloc(hd_format_bytes(to, n_in))};
-    bool is_copied = t->kind == HD_CANON_K_B;
+    bool is_copied = t->kind == HD_CANON_K_B || t->kind == HD_CANON_PAIRS;
     void *scratch = is_copied ? hd_alloc(hd_format_bytes(t->format, n)) : NULL;
     hd_status s = HD_OK;
     for (int m = 0; m < (int)t->ne[2] && s == HD_OK; m++) {

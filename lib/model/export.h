@@ -1,5 +1,5 @@
 /* Writing a model as GGUF: hyper-parameter keys and canonical tensors, in the layout that llama.cpp
- * reads too (architecture deepseek2 with split attn_k_b and attn_v_b; docs/gguf-keys.md). */
+ * reads too (deepseek2 with split attn_k_b and attn_v_b; docs/gguf-keys.md). */
 #ifndef HD_MODEL_EXPORT_H
 #define HD_MODEL_EXPORT_H
 

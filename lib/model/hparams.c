@@ -26,35 +26,85 @@ enum {
     experts_max = 4096,
 };
 
-#define INT(field, gguf, json, min, max, required)                                                 \
-    { offsetof(hd_hparams, field), gguf, json, min, max, 0, 'i', required }
-#define NUM(field, gguf, json, max, required, initial)                                             \
-    { offsetof(hd_hparams, field), gguf, json, 0, max, initial, 'f', required }
+#define INT(field, gguf, json, min, max, required, only)                                           \
+    { offsetof(hd_hparams, field), gguf, json, min, max, 0, 'i', required, only }
+#define NUM(field, gguf, json, max, required, initial, only)                                       \
+    { offsetof(hd_hparams, field), gguf, json, 0, max, initial, 'f', required, only }
 /* clang-format off */
 static const hd_hparams_row rows[] = {
-    INT(n_layer,         "block_count",                 "num_hidden_layers",        1, layers_max, true),
-    INT(n_ctx,           "context_length",              "max_position_embeddings",  1, ctx_max, true),
-    INT(d_model,         "embedding_length",            "hidden_size",              1, width_max, true),
-    INT(d_ff,            "feed_forward_length",         "intermediate_size",        0, wide_max, false),
-    INT(n_head,          "attention.head_count",        "num_attention_heads",      1, heads_max, true),
-    INT(q_lora,          "attention.q_lora_rank",       "q_lora_rank",              0, width_max, false),
-    INT(n_c,             "attention.kv_lora_rank",      "kv_lora_rank",             1, head_dim_max, true),
-    INT(n_rope,          "rope.dimension_count",        "qk_rope_head_dim",         2, rope_dim_max, true),
-    NUM(rms_eps,         "attention.layer_norm_rms_epsilon","rms_norm_eps",             0.1, true, 0),
-    INT(n_dense_layer,   "leading_dense_block_count",   "first_k_dense_replace",    0, layers_max, false),
-    INT(n_expert,        "expert_count",                "n_routed_experts",         0, experts_max, false),
-    INT(n_expert_used,   "expert_used_count",           "num_experts_per_tok",      0, experts_max, false),
-    INT(n_expert_shared, "expert_shared_count",         "n_shared_experts",         0, 1024, false),
-    INT(d_expert,        "expert_feed_forward_length",  "moe_intermediate_size",    0, wide_max, false),
-    INT(n_group,         "expert_group_count",          "n_group",                  0, experts_max, false),
-    INT(n_group_used,    "expert_group_used_count",     "topk_group",               0, experts_max, false),
-    NUM(expert_scale,    "expert_weights_scale",        "routed_scaling_factor",    1e6, false, 1),
+    INT(n_layer,         "block_count",                 "num_hidden_layers",        1, layers_max, true, 0),
+    INT(n_ctx,           "context_length",              "max_position_embeddings",  1, ctx_max, true, 0),
+    INT(d_model,         "embedding_length",            "hidden_size",              1, width_max, true, 0),
+    INT(d_ff,            "feed_forward_length",         "intermediate_size",        0, wide_max, false, 0),
+    INT(n_head,          "attention.head_count",        "num_attention_heads",      1, heads_max, true, 0),
+    INT(q_lora,          "attention.q_lora_rank",       "q_lora_rank",              0, width_max, false, 'm'),
+    INT(n_c,             "attention.kv_lora_rank",      "kv_lora_rank",             1, head_dim_max, true, 'm'),
+    INT(n_rope,          "rope.dimension_count",        "qk_rope_head_dim",         2, rope_dim_max, true, 'm'),
+    NUM(rms_eps,         "attention.layer_norm_rms_epsilon","rms_norm_eps",             0.1, true, 0, 0),
+    INT(n_dense_layer,   "leading_dense_block_count",   "first_k_dense_replace",    0, layers_max, false, 'e'),
+    INT(n_expert,        "expert_count",                "n_routed_experts",         0, experts_max, false, 'e'),
+    INT(n_expert_used,   "expert_used_count",           "num_experts_per_tok",      0, experts_max, false, 'e'),
+    INT(n_expert_shared, "expert_shared_count",         "n_shared_experts",         0, 1024, false, 'e'),
+    INT(d_expert,        "expert_feed_forward_length",  "moe_intermediate_size",    0, wide_max, false, 'e'),
+    INT(n_group,         "expert_group_count",          "n_group",                  0, experts_max, false, 'e'),
+    INT(n_group_used,    "expert_group_used_count",     "topk_group",               0, experts_max, false, 'e'),
+    NUM(expert_scale,    "expert_weights_scale",        "routed_scaling_factor",    1e6, false, 1, 'e'),
 };
 /* clang-format on */
+
+static const hd_hparams_family families[] = {
+    {.arch = "deepseek2",
+     .model_type = "deepseek_v3",
+     .is_mla = true,
+     .has_experts = true,
+     .is_v3 = true},
+    {.arch = "deepseek2", .model_type = "deepseek_v2", .is_mla = true, .has_experts = true},
+    {.arch = "deepseek", .model_type = "deepseek", .has_experts = true},
+    {.arch = "llama", .model_type = "llama"},
+    {.arch = "qwen2", .model_type = "qwen2", .has_qkv_bias = true, .is_half_split = true},
+};
+
+static void set_family(hd_hparams *hp, const hd_hparams_family *f) {
+    snprintf(hp->arch, sizeof hp->arch, "%s", f->arch);
+    hp->has_qkv_bias = f->has_qkv_bias;
+    hp->is_half_split = f->is_half_split;
+}
+
+hd_status hd_hparams_set_arch(hd_hparams *hp, const char *file, hd_str arch,
+                              const hd_hparams_family **out) {
+    for (size_t i = 0; i < HD_COUNT_OF(families); i++) {
+        if (!hd_str_eq_c(arch, families[i].arch)) continue;
+        *out = &families[i];
+        set_family(hp, *out);
+        return HD_OK;
+    }
+    return HD_FAIL(UNSUPPORTED,
+                   "%s: general.architecture: \"%s\" is not supported: known here: deepseek2, "
+                   "deepseek, llama, qwen2",
+                   file, hd_show(arch));
+}
+
+hd_status hd_hparams_set_type(hd_hparams *hp, const char *file, const char *type,
+                              const hd_hparams_family **out) {
+    for (size_t i = 0; i < HD_COUNT_OF(families); i++) {
+        if (strcmp(type, families[i].model_type) != 0) continue;
+        *out = &families[i];
+        set_family(hp, *out);
+        return HD_OK;
+    }
+    return HD_FAIL(UNSUPPORTED,
+                   "%s: model_type: \"%s\" is not supported: known here: deepseek_v3, deepseek_v2, "
+                   "deepseek, llama, qwen2",
+                   file, hd_show(hd_str_of(type)));
+}
 
 size_t hd_hparams_rows(const hd_hparams_row **out) {
     *out = rows;
     return HD_COUNT_OF(rows);
+}
+
+bool hd_hparams_has_row(const hd_hparams_family *f, const hd_hparams_row *row) {
+    return row->only == 'm' ? f->is_mla : row->only == 'e' ? f->has_experts : true;
 }
 
 hd_status hd_hparams_set(hd_hparams *hp, const hd_hparams_row *row, const char *file,
@@ -72,6 +122,44 @@ hd_status hd_hparams_set(hd_hparams *hp, const hd_hparams_row *row, const char *
 
 void hd_hparams_set_name(hd_hparams *hp, hd_str name) {
     snprintf(hp->name, sizeof hp->name, "%s", hd_show(name));
+}
+
+static hd_status bad_llama3(const char *file, const char *what, double found) {
+    return HD_FAIL(CORRUPT, "%s: llama3 rope scaling: expected %s, found %.9g", file, what, found);
+}
+
+hd_status hd_hparams_set_llama3(hd_hparams *hp, const char *file, double factor, double low,
+                                double high, double orig_ctx) {
+    if (!(factor >= 1 && factor <= 1e6)) return bad_llama3(file, "factor 1 to 1e6", factor);
+    if (!(low > 0 && low <= 1e6))
+        return bad_llama3(file, "low_freq_factor more than 0, up to 1e6", low);
+    if (!(high > low && high <= 1e6))
+        return bad_llama3(file, "high_freq_factor more than low_freq_factor, up to 1e6", high);
+    if (!(orig_ctx >= 1 && orig_ctx <= ctx_max))
+        return bad_llama3(file, "original_max_position_embeddings 1 to 16777216", orig_ctx);
+    if (hp->n_rope / 2 > HD_ROPE_PAIR_MAX)
+        return bad_llama3(file, "at most 1024 rope dimensions", hp->n_rope);
+    hp->has_rope_divisor = true;
+    for (int i = 0; i < hp->n_rope / 2; i++) {
+        float exponent = (float)(2 * i) / (float)hp->n_rope;
+        double wavelength = 2 * M_PI * pow((double)hp->rope_base, (double)exponent);
+        double blend = (orig_ctx / wavelength - low) / (high - low);
+        double divisor = 1 / ((1 - blend) / factor + blend);
+        if (wavelength < orig_ctx / high) divisor = 1;
+        if (wavelength > orig_ctx / low) divisor = factor;
+        hp->rope_divisor[i] = (float)divisor;
+    }
+    return HD_OK;
+}
+
+hd_status hd_hparams_set_heads(hd_hparams *hp, const char *file, int d_head, int n_head_kv) {
+    if (d_head == 0 && hp->d_model % hp->n_head != 0)
+        return HD_FAIL(CORRUPT,
+                       "%s: head size: expected one, as width %d is no multiple of %d heads", file,
+                       hp->d_model, hp->n_head);
+    hp->n_rope = hp->n_v = d_head > 0 ? d_head : hp->d_model / hp->n_head;
+    hp->n_head_kv = n_head_kv > 0 ? n_head_kv : hp->n_head;
+    return HD_OK;
 }
 
 /* ---- relations ---- */
@@ -95,6 +183,8 @@ static void check_rope(struct check *c, const hd_hparams *hp) {
     expect(c, hp->n_rope % 2 == 0, "rope dimensions of a head", "an even number", hp->n_rope);
     expect(c, is_between(hp->rope_base, 1.001f, 1e12f), "rope base", "more than 1, up to 1e12",
            (double)hp->rope_base);
+    expect(c, hp->rope_linear == 0 || is_between(hp->rope_linear, 1e-3f, 1e6f),
+           "linear rope scaling factor", "0.001 to 1e6", (double)hp->rope_linear);
     if (!hp->is_yarn) return;
     expect(c, is_between(hp->yarn_factor, 1, 1e6f), "yarn factor", "1 to 1e6",
            (double)hp->yarn_factor);
@@ -108,6 +198,12 @@ static void check_rope(struct check *c, const hd_hparams *hp) {
            (double)hp->yarn_mscale_all);
     expect(c, hp->yarn_orig_ctx >= 1 && hp->yarn_orig_ctx <= ctx_max, "yarn original context",
            "1 to 16777216", hp->yarn_orig_ctx);
+}
+
+static void check_gqa(struct check *c, const hd_hparams *hp) {
+    expect(c, hp->n_rope >= 2 && hp->n_rope <= rope_dim_max, "head size", "2 to 1024", hp->n_rope);
+    expect(c, hp->n_head_kv >= 1 && hp->n_head % (hp->n_head_kv > 0 ? hp->n_head_kv : 1) == 0,
+           "key and value head count", "a divisor of the head count", hp->n_head_kv);
 }
 
 static void check_experts(struct check *c, const hd_hparams *hp) {
@@ -138,8 +234,11 @@ static hd_status check_all(const hd_hparams *hp, const char *file) {
     struct check c = {.file = file};
     expect(&c, hp->n_vocab >= 1 && hp->n_vocab <= wide_max, "vocabulary size", "1 to 4194304",
            hp->n_vocab);
-    expect(&c, hp->n_nope >= 1 && hp->n_nope <= head_dim_max, "key dimensions without rope",
-           "1 to 16384", hp->n_nope);
+    if (hd_hparams_is_mla(hp))
+        expect(&c, hp->n_nope >= 1 && hp->n_nope <= head_dim_max, "key dimensions without rope",
+               "1 to 16384", hp->n_nope);
+    else
+        check_gqa(&c, hp);
     expect(&c, hp->n_v >= 1 && hp->n_v <= head_dim_max, "value dimensions of a head", "1 to 16384",
            hp->n_v);
     expect(&c, hp->rms_eps > 0, "rms epsilon", "more than 0", (double)hp->rms_eps);
@@ -155,7 +254,10 @@ static hd_status check_all(const hd_hparams *hp, const char *file) {
 
 /* What no key says, or what follows from others. */
 static void complete(hd_hparams *hp) {
-    hp->lora_eps = 1e-6f;
+    if (hd_hparams_is_mla(hp)) {
+        hp->n_head_kv = 1; /* one latent row for all heads */
+        hp->lora_eps = 1e-6f;
+    }
     if (hp->n_expert == 0 || hp->n_dense_layer > hp->n_layer) hp->n_dense_layer = hp->n_layer;
     if (hp->n_dense_layer == hp->n_layer)
         hp->n_expert = hp->n_expert_used = hp->n_expert_shared = hp->d_expert = 0;
@@ -195,5 +297,7 @@ hd_status hd_hparams_read(const hd_checkpoint *c, hd_hparams *out) {
 }
 
 size_t hd_hparams_kv_bytes(const hd_hparams *hp, enum hd_format kv_format) {
-    return (size_t)hp->n_layer * hd_format_bytes(kv_format, (size_t)hp->n_c + (size_t)hp->n_rope);
+    size_t n = (size_t)hp->n_c + (size_t)hp->n_rope;
+    if (!hd_hparams_is_mla(hp)) n = 2 * (size_t)hp->n_head_kv * (size_t)hp->n_rope;
+    return (size_t)hp->n_layer * hd_format_bytes(kv_format, n);
 }

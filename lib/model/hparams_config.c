@@ -1,5 +1,6 @@
-/* Hyper-parameters from config.json of a Hugging Face checkpoint: model types deepseek_v3 and
- * deepseek_v2. A setting that would change the result and is not built is refused by its name. */
+/* Hyper-parameters from config.json of a Hugging Face checkpoint: model types of the
+ * table in hparams.c. A setting that would change the result and is not built is refused by its
+ * name. */
 #include "model/hparams_source.h"
 
 #include "file/json.h"
@@ -11,7 +12,7 @@
 struct source {
     const json_t *root;
     const char *file;
-    bool is_v2;
+    const hd_hparams_family *family;
 };
 
 /* NULL for an absent key and for null, which mean the same. */
@@ -72,13 +73,7 @@ static hd_status unsupported(const struct source *s, const char *key, const char
 static hd_status read_model_type(struct source *s, hd_hparams *hp) {
     const char *type;
     HD_TRY(get_str(s, s->root, "model_type", "", &type));
-    s->is_v2 = strcmp(type, "deepseek_v2") == 0;
-    if (!s->is_v2 && strcmp(type, "deepseek_v3") != 0)
-        return HD_FAIL(UNSUPPORTED,
-                       "%s: model_type: %s is not supported: known here: deepseek_v3, deepseek_v2",
-                       s->file, hd_json_found(json_object_get(s->root, "model_type")));
-    snprintf(hp->arch, sizeof hp->arch, "deepseek2");
-    return HD_OK;
+    return hd_hparams_set_type(hp, s->file, type, &s->family);
 }
 
 static hd_status read_rows(const struct source *s, hd_hparams *hp) {
@@ -86,6 +81,7 @@ static hd_status read_rows(const struct source *s, hd_hparams *hp) {
     size_t n = hd_hparams_rows(&row);
     for (; n > 0; n--, row++) {
         double v = row->initial;
+        if (!hd_hparams_has_row(s->family, row)) continue;
         if (row->is_required && !get(s->root, row->json))
             return HD_FAIL(CORRUPT, "%s: %s: expected a number, found none", s->file, row->json);
         HD_TRY(get_num(s, s->root, row->json, row->kind == 'i', &v));
@@ -108,24 +104,46 @@ static hd_status need_int(const struct source *s, const json_t *o, const char *k
     return HD_OK;
 }
 
+static hd_status refuse_windows(const struct source *s) {
+    bool flag;
+    const json_t *types = get(s->root, "layer_types"), *type;
+    size_t i;
+    HD_TRY(get_bool(s, "use_sliding_window", false, &flag));
+    if (flag)
+        return unsupported(s, "use_sliding_window", "false", get(s->root, "use_sliding_window"));
+    json_array_foreach(types, i, type) {
+        const char *name = json_string_value(type);
+        if (!name || strcmp(name, "full_attention") != 0)
+            return unsupported(s, "layer_types", "\"full_attention\" in all layers", type);
+    }
+    return HD_OK;
+}
+
 /* Settings with one value that this program computes. */
 static hd_status refuse_features(const struct source *s, const hd_hparams *hp) {
     const char *text;
     bool flag;
-    double freq = 1, n_kv = hp->n_head;
+    double freq = 1, n_kv = hp->n_head, rotary = 1;
     HD_TRY(get_str(s, s->root, "hidden_act", "silu", &text));
     if (strcmp(text, "silu") != 0 && strcmp(text, "swish") != 0)
         return unsupported(s, "hidden_act", "\"silu\"", get(s->root, "hidden_act"));
-    HD_TRY(get_bool(s, "attention_bias", false, &flag));
-    if (flag) return unsupported(s, "attention_bias", "false", get(s->root, "attention_bias"));
+    HD_TRY(get_bool(s, "attention_bias", false, &flag)); /* qwen2 has its biases whatever it says */
+    if (flag && !hp->has_qkv_bias)
+        return unsupported(s, "attention_bias", "false", get(s->root, "attention_bias"));
+    HD_TRY(get_bool(s, "mlp_bias", false, &flag));
+    if (flag) return unsupported(s, "mlp_bias", "false", get(s->root, "mlp_bias"));
+    HD_TRY(get_num(s, s->root, "partial_rotary_factor", false, &rotary));
+    if (rotary != 1)
+        return unsupported(s, "partial_rotary_factor", "1", get(s->root, "partial_rotary_factor"));
     HD_TRY(get_bool(s, "rope_interleave", true, &flag));
     if (!flag) return unsupported(s, "rope_interleave", "true", get(s->root, "rope_interleave"));
     HD_TRY(get_num(s, s->root, "moe_layer_freq", true, &freq));
     if (freq != 1) return unsupported(s, "moe_layer_freq", "1", get(s->root, "moe_layer_freq"));
     HD_TRY(get_num(s, s->root, "num_key_value_heads", true, &n_kv));
-    if (n_kv != hp->n_head)
+    if (s->family->is_mla && n_kv != hp->n_head)
         return unsupported(s, "num_key_value_heads", "the number of attention heads",
                            get(s->root, "num_key_value_heads"));
+    HD_TRY(refuse_windows(s));
     const json_t *quant = get(s->root, "quantization_config");
     if (quant)
         return HD_FAIL(UNSUPPORTED,
@@ -149,6 +167,15 @@ static hd_status read_mscale(const struct source *s, const json_t *rope, hd_hpar
     return HD_OK;
 }
 
+static hd_status read_llama3(const struct source *s, const json_t *rope, hd_hparams *hp) {
+    double factor = -1, low = -1, high = -1, orig = -1;
+    HD_TRY(get_num(s, rope, "factor", false, &factor));
+    HD_TRY(get_num(s, rope, "low_freq_factor", false, &low));
+    HD_TRY(get_num(s, rope, "high_freq_factor", false, &high));
+    HD_TRY(get_num(s, rope, "original_max_position_embeddings", true, &orig));
+    return hd_hparams_set_llama3(hp, s->file, factor, low, high, orig);
+}
+
 /* rope_scaling, or rope_parameters in files of newer library versions (then with rope_theta). */
 static hd_status read_rope(const struct source *s, hd_hparams *hp) {
     const char *name = get(s->root, "rope_parameters") ? "rope_parameters" : "rope_scaling";
@@ -163,8 +190,14 @@ static hd_status read_rope(const struct source *s, hd_hparams *hp) {
     HD_TRY(get_str(s, rope, "type", "default", &older));
     HD_TRY(get_str(s, rope, "rope_type", older, &type));
     if (strcmp(type, "default") == 0) return HD_OK;
+    if (strcmp(type, "linear") == 0 && !s->family->is_mla)
+        return get_float(s, rope, "factor", -1, &hp->rope_linear);
+    if (strcmp(type, "llama3") == 0 && !s->family->is_mla) return read_llama3(s, rope, hp);
     if (strcmp(type, "yarn") != 0)
-        return unsupported(s, name, "type \"yarn\" or \"default\"",
+        return unsupported(s, name,
+                           s->family->is_mla
+                               ? "type \"yarn\" or \"default\""
+                               : "type \"linear\", \"llama3\", \"yarn\" or \"default\"",
                            get(rope, "rope_type") ? get(rope, "rope_type") : get(rope, "type"));
     if (get(rope, "attention_factor"))
         return unsupported(s, "attention_factor", "none", get(rope, "attention_factor"));
@@ -180,11 +213,23 @@ static hd_status read_rope(const struct source *s, hd_hparams *hp) {
     return read_mscale(s, rope, hp);
 }
 
+static hd_status read_heads(const struct source *s, hd_hparams *hp) {
+    int d_head = 0, n_kv = 0;
+    if (s->family->is_mla) {
+        HD_TRY(need_int(s, s->root, "qk_nope_head_dim", &hp->n_nope));
+        return need_int(s, s->root, "v_head_dim", &hp->n_v);
+    }
+    if (get(s->root, "head_dim")) HD_TRY(need_int(s, s->root, "head_dim", &d_head));
+    if (get(s->root, "num_key_value_heads"))
+        HD_TRY(need_int(s, s->root, "num_key_value_heads", &n_kv));
+    return hd_hparams_set_heads(hp, s->file, d_head, n_kv);
+}
+
 static hd_status read_routing(const struct source *s, hd_hparams *hp) {
     const char *scoring, *method;
-    HD_TRY(get_str(s, s->root, "scoring_func", s->is_v2 ? "softmax" : "sigmoid", &scoring));
-    HD_TRY(get_str(s, s->root, "topk_method", s->is_v2 ? "greedy" : "noaux_tc", &method));
-    HD_TRY(get_bool(s, "norm_topk_prob", !s->is_v2, &hp->expert_normalise));
+    HD_TRY(get_str(s, s->root, "scoring_func", s->family->is_v3 ? "sigmoid" : "softmax", &scoring));
+    HD_TRY(get_str(s, s->root, "topk_method", s->family->is_v3 ? "noaux_tc" : "greedy", &method));
+    HD_TRY(get_bool(s, "norm_topk_prob", s->family->is_v3, &hp->expert_normalise));
     bool is_greedy = strcmp(method, "greedy") == 0;
     bool is_softmax = is_greedy || strcmp(method, "group_limited_greedy") == 0;
     if (!is_softmax && strcmp(method, "noaux_tc") != 0)
@@ -195,7 +240,7 @@ static hd_status read_routing(const struct source *s, hd_hparams *hp) {
                        "%s: scoring_func: not supported: expected %s with topk_method %s, found "
                        "%.40s",
                        s->file, is_softmax ? "softmax" : "sigmoid", method, scoring);
-    if (is_softmax && hp->expert_normalise)
+    if (is_softmax && hp->expert_normalise && s->family->is_mla)
         return unsupported(s, "norm_topk_prob", "false with softmax scores",
                            get(s->root, "norm_topk_prob"));
     hp->gating = is_softmax ? HD_GATING_SOFTMAX : HD_GATING_SIGMOID;
@@ -220,11 +265,10 @@ static hd_status read_all(struct source *s, hd_hparams *hp) {
     HD_TRY(read_model_type(s, hp));
     HD_TRY(read_rows(s, hp));
     HD_TRY(need_int(s, s->root, "vocab_size", &hp->n_vocab));
-    HD_TRY(need_int(s, s->root, "qk_nope_head_dim", &hp->n_nope));
-    HD_TRY(need_int(s, s->root, "v_head_dim", &hp->n_v));
+    HD_TRY(read_heads(s, hp));
     HD_TRY(refuse_features(s, hp));
     HD_TRY(read_rope(s, hp));
-    HD_TRY(read_routing(s, hp));
+    if (s->family->has_experts) HD_TRY(read_routing(s, hp));
     HD_TRY(get_bool(s, "tie_word_embeddings", false, &hp->is_tied));
     HD_TRY(read_token(s, "bos_token_id", &hp->bos));
     HD_TRY(read_token(s, "eos_token_id", &hp->eos));

@@ -12,11 +12,12 @@ struct source {
     const hd_checkpoint *c;
     const hd_gguf *g;
     const char *file;
+    const hd_hparams_family *family;
     char key[128]; /* the key asked for last, for messages */
 };
 
 static const char *key_of(struct source *s, const char *suffix) {
-    snprintf(s->key, sizeof s->key, "deepseek2.%s", suffix);
+    snprintf(s->key, sizeof s->key, "%s.%s", s->family->arch, suffix);
     return s->key;
 }
 
@@ -81,6 +82,7 @@ static hd_status read_rows(struct source *s, hd_hparams *hp) {
     for (; n > 0; n--, row++) {
         bool is_there;
         double v = row->initial;
+        if (!hd_hparams_has_row(s->family, row)) continue;
         HD_TRY(get_num(s, row->gguf, row->kind == 'i', &is_there, &v));
         if (!is_there && row->is_required)
             return HD_FAIL(CORRUPT, "%s: %s: expected a number, found no such key", s->file,
@@ -98,27 +100,34 @@ static hd_status refuse_features(struct source *s) {
     static const struct {
         const char *suffix;
         double harmless;
+        enum { IN_ALL, IN_MLA, IN_GQA, IN_DENSE } in;
     } features[] = {
-        {"rope.scale_linear", 1},
-        {"rope.scaling.attn_factor", 1},
-        {"rope.scaling.yarn_attn_factor", 1},
-        {"rope.scaling.yarn_ext_factor", 1},
-        {"attention.scale", NAN},
-        {"attention.temperature_scale", 0},
-        {"attention.temperature_length", 0},
-        {"attention.sliding_window", 0},
-        {"attn_logit_softcapping", 0},
-        {"final_logit_softcapping", 0},
-        {"router_logit_softcapping", 0},
-        {"attention.indexer.head_count", 0},
-        {"interleave_moe_layer_step", 1},
-        {"moe_every_n_layers", 1},
-        {"logit_scale", 1},
-        {"expert_group_scale", 1},
+        {"rope.scale_linear", 1, IN_MLA},
+        {"rope.scaling.yarn_log_multiplier", 0, IN_GQA},
+        {"expert_count", 0, IN_DENSE},
+        {"rope.scaling.attn_factor", 1, IN_ALL},
+        {"rope.scaling.yarn_attn_factor", 1, IN_ALL},
+        {"rope.scaling.yarn_ext_factor", 1, IN_ALL},
+        {"attention.scale", NAN, IN_ALL},
+        {"attention.temperature_scale", 0, IN_ALL},
+        {"attention.temperature_length", 0, IN_ALL},
+        {"attention.sliding_window", 0, IN_ALL},
+        {"attn_logit_softcapping", 0, IN_ALL},
+        {"final_logit_softcapping", 0, IN_ALL},
+        {"router_logit_softcapping", 0, IN_ALL},
+        {"attention.indexer.head_count", 0, IN_ALL},
+        {"interleave_moe_layer_step", 1, IN_ALL},
+        {"moe_every_n_layers", 1, IN_ALL},
+        {"logit_scale", 1, IN_ALL},
+        {"expert_group_scale", 1, IN_ALL},
     };
     for (size_t i = 0; i < HD_COUNT_OF(features); i++) {
         bool is_there;
         double v = 0;
+        if ((features[i].in == IN_MLA && !s->family->is_mla) ||
+            (features[i].in == IN_GQA && s->family->is_mla) ||
+            (features[i].in == IN_DENSE && s->family->has_experts))
+            continue;
         HD_TRY(get_num(s, features[i].suffix, false, &is_there, &v));
         if (is_there && v != features[i].harmless)
             return HD_FAIL(UNSUPPORTED, "%s: %s: this feature is not supported, found %.9g",
@@ -141,7 +150,7 @@ static hd_status read_layers(struct source *s, hd_hparams *hp) {
 
 /* Head sizes: current files say them as *_mla beside the sizes of the latent view; older files have
  * them in key_length and value_length, and one kv_b for both. */
-static hd_status read_heads(struct source *s, hd_hparams *hp) {
+static hd_status read_latent_heads(struct source *s, hd_hparams *hp) {
     bool is_split = has_key(s, "attention.key_length_mla");
     int n_key, n_kv;
     HD_TRY(get_int(s, is_split ? "attention.key_length_mla" : "attention.key_length", 32768, 0,
@@ -156,6 +165,42 @@ static hd_status read_heads(struct source *s, hd_hparams *hp) {
     if (n_kv != 1 && n_kv != hp->n_head)
         return HD_FAIL(CORRUPT, "%s: %s: expected 1 or the head count %d, found %d", s->file,
                        s->key, hp->n_head, n_kv);
+    return HD_OK;
+}
+
+/* Grouped-query attention: keys and values of one size, rotated whole. */
+static hd_status read_heads(struct source *s, hd_hparams *hp) {
+    static const char *const same[] = {"attention.value_length", "rope.dimension_count"};
+    int d_head, n_kv;
+    if (s->family->is_mla) return read_latent_heads(s, hp);
+    HD_TRY(get_int(s, "attention.key_length", 32768, 0, &d_head));
+    HD_TRY(get_int(s, "attention.head_count_kv", 4096, 0, &n_kv));
+    HD_TRY(hd_hparams_set_heads(hp, s->file, d_head, n_kv));
+    for (size_t i = 0; i < HD_COUNT_OF(same); i++) {
+        int n;
+        HD_TRY(get_int(s, same[i], 32768, hp->n_rope, &n));
+        if (n != hp->n_rope)
+            return HD_FAIL(UNSUPPORTED, "%s: %s: expected the head size %d, found %d", s->file,
+                           s->key, hp->n_rope, n);
+    }
+    return HD_OK;
+}
+
+/* llama3 scaling comes as a tensor: what each inverse frequency is divided by. */
+static hd_status read_rope_divisor(const struct source *s, hd_hparams *hp) {
+    const hd_file_tensor *t = hd_checkpoint_find(s->c, "rope_freqs.weight");
+    if (!t || s->family->is_mla) return HD_OK;
+    if (t->format != HD_F32 || t->n_dim != 1 || t->ne[0] != hp->n_rope / 2 ||
+        t->ne[0] > HD_ROPE_PAIR_MAX)
+        return HD_FAIL(CORRUPT, "%s: tensor %s: expected F32 [%d], found %s [%lld]", t->file,
+                       t->name, hp->n_rope / 2, hd_format_get(t->format)->name,
+                       (long long)t->ne[0]);
+    memcpy(hp->rope_divisor, t->data, (size_t)t->ne[0] * sizeof(float));
+    for (int i = 0; i < hp->n_rope / 2; i++)
+        if (!(hp->rope_divisor[i] >= 1e-6f && hp->rope_divisor[i] <= 1e6f))
+            return HD_FAIL(CORRUPT, "%s: tensor %s: value %d: expected 1e-6 to 1e6, found %.9g",
+                           t->file, t->name, i, (double)hp->rope_divisor[i]);
+    hp->has_rope_divisor = true;
     return HD_OK;
 }
 
@@ -178,11 +223,18 @@ static hd_status read_rope(struct source *s, hd_hparams *hp) {
     float factor;
     HD_TRY(get_float(s, "rope.freq_base", 10000, &hp->rope_base));
     HD_TRY(get_float(s, "rope.scaling.factor", 1, &factor));
+    if (!has_key(s, "rope.scaling.factor")) /* its name in the oldest files */
+        HD_TRY(get_float(s, "rope.scale_linear", 1, &factor));
     if (has_key(s, "rope.scaling.type") &&
         !hd_gguf_str(s->g, key_of(s, "rope.scaling.type"), &type))
         return HD_FAIL(CORRUPT, "%s: %s: expected a string, found another kind of value", s->file,
                        s->key);
     if (hd_str_eq_c(type, "none") || (type.len == 0 && (factor == 1 || factor == 0))) return HD_OK;
+    bool is_linear = type.len == 0 || hd_str_eq_c(type, "linear");
+    if (is_linear && !s->family->is_mla) {
+        hp->rope_linear = factor;
+        return HD_OK;
+    }
     if (!hd_str_eq_c(type, "yarn"))
         return HD_FAIL(UNSUPPORTED, "%s: %s: expected none or yarn, found \"%s\"", s->file,
                        key_of(s, "rope.scaling.type"), type.len ? hd_show(type) : "linear");
@@ -249,19 +301,15 @@ hd_status hd_hparams_from_gguf(const hd_checkpoint *c, const char *file, hd_hpar
     hd_str arch, name;
     if (!hd_gguf_str(s.g, "general.architecture", &arch))
         return HD_FAIL(CORRUPT, "%s: general.architecture: expected a string, found none", file);
-    if (!hd_str_eq_c(arch, "deepseek2"))
-        return HD_FAIL(UNSUPPORTED,
-                       "%s: general.architecture: \"%s\" is not supported: known here: "
-                       "deepseek2",
-                       file, hd_show(arch));
-    snprintf(hp->arch, sizeof hp->arch, "deepseek2");
+    HD_TRY(hd_hparams_set_arch(hp, file, arch, &s.family));
     if (hd_gguf_str(s.g, "general.name", &name) && name.len) hd_hparams_set_name(hp, name);
     HD_TRY(refuse_features(&s));
     HD_TRY(read_rows(&s, hp));
     HD_TRY(read_layers(&s, hp));
     HD_TRY(read_heads(&s, hp));
     HD_TRY(read_rope(&s, hp));
-    HD_TRY(read_routing(&s, hp));
+    HD_TRY(read_rope_divisor(&s, hp));
+    if (s.family->has_experts) HD_TRY(read_routing(&s, hp));
     HD_TRY(read_vocab(&s, hp));
     HD_TRY(read_token(&s, "tokenizer.ggml.bos_token_id", &hp->bos));
     HD_TRY(read_token(&s, "tokenizer.ggml.eos_token_id", &hp->eos));

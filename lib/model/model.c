@@ -28,9 +28,9 @@ static hd_status check_options(const hd_hparams *hp, const hd_model_options *o) 
 static hd_status check_kv_format(const hd_model *m) {
     enum hd_format f = m->opt.kv_format;
     bool is_float = f == HD_F32 || f == HD_F16 || f == HD_BF16;
-    if (is_float && m->dev.ops->supports(m->dev.ctx, HD_OP_mla_attn, f)) return HD_OK;
+    if (is_float && m->dev.ops->supports(m->dev.ctx, m->arch->attn, f)) return HD_OK;
     return HD_FAIL(UNSUPPORTED, "op %s: KV cache: format %s is not supported by backend %s",
-                   hd_op_name(HD_OP_mla_attn), hd_format_get(f)->name, m->dev.ops->name);
+                   hd_op_name(m->arch->attn), hd_format_get(f)->name, m->dev.ops->name);
 }
 
 void hd_model_hold(hd_model *m, void *p, bool is_device) {
@@ -52,6 +52,28 @@ hd_status hd_model_work(hd_model *m, size_t n_elem, size_t elem_bytes, void **ou
     HD_TRY(device_memory(m, n_elem, elem_bytes, out));
     m->workspace_bytes += (uint64_t)n_elem * elem_bytes;
     return HD_OK;
+}
+
+hd_dev_limits hd_model_limits(const hd_model *m) {
+    const hd_hparams *hp = &m->hp;
+    int d_shared = hp->n_expert_shared * hp->d_expert;
+    return (hd_dev_limits){.n_row = m->opt.n_row_max,
+                           .n_seq = m->opt.n_seq_max,
+                           .n_out = m->opt.n_out_max,
+                           .d_model = hp->d_model,
+                           .n_vocab = hp->n_vocab,
+                           .d_ff = hp->d_ff > d_shared ? hp->d_ff : d_shared,
+                           .d_expert = hp->d_expert,
+                           .n_expert = hp->n_expert,
+                           .n_used = hp->n_expert_used,
+                           .n_head = hp->n_head,
+                           .n_nope = hp->n_nope,
+                           .n_rope = hp->n_rope,
+                           .n_c = hp->n_c,
+                           .n_v = hp->n_v,
+                           .n_kv = hd_hparams_is_mla(hp) ? 0 : hp->n_head_kv * hp->n_rope,
+                           .q_lora = hp->q_lora,
+                           .n_pos = m->opt.n_pos_max};
 }
 
 static hd_status open_kv(hd_model *m) {

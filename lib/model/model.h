@@ -11,15 +11,23 @@
 #include "dev/dev.h"
 #include "file/checkpoint.h"
 
+enum { HD_ROPE_PAIR_MAX = 512 }; /* n_rope/2 at most; hd_model_open refuses more */
+
 /* Hyper-parameters of every architecture, in one struct; absent ones are 0. */
 typedef struct hd_hparams {
-    char arch[32]; /* GGUF architecture: "deepseek2" */
+    char arch[32]; /* GGUF architecture: "deepseek2", "llama", ... */
     char name[96]; /* general.name */
     int n_layer, n_ctx, d_model, n_vocab, d_ff;
-    int n_head;
+    int n_head, n_head_kv; /* key and value heads: of GQA; 1 of MLA */
     float rms_eps, lora_eps;
-    int q_lora, n_c, n_nope, n_rope, n_v; /* MLA: kv_lora_rank n_c, head parts */
+    /* MLA: kv_lora_rank n_c, head parts. GQA: n_c = n_nope = 0, n_rope = n_v = size of a head. */
+    int q_lora, n_c, n_nope, n_rope, n_v;
+    bool has_qkv_bias;
+    bool is_half_split; /* rotated pairs are (i, i + n_rope/2), not (2i, 2i+1) */
     float rope_base;
+    float rope_linear; /* linear scaling: positions are divided by this; 0: none */
+    bool has_rope_divisor;
+    float rope_divisor[HD_ROPE_PAIR_MAX]; /* llama3 scaling: of each inverse frequency */
     bool is_yarn;
     float yarn_factor, yarn_beta_fast, yarn_beta_slow, yarn_mscale, yarn_mscale_all;
     int yarn_orig_ctx;
@@ -36,6 +44,9 @@ typedef struct hd_hparams {
 /* Reads and validates them from GGUF keys or config.json. HD_E_UNSUPPORTED names an architecture
  * or feature that is not built; HD_E_CORRUPT names the key, expected and found. */
 HD_MUST_CHECK hd_status hd_hparams_read(const hd_checkpoint *c, hd_hparams *out);
+
+/* Latent attention; else grouped-query attention. */
+static inline bool hd_hparams_is_mla(const hd_hparams *hp) { return hp->n_c > 0; }
 
 /* KV bytes one token takes over all layers. */
 size_t hd_hparams_kv_bytes(const hd_hparams *hp, enum hd_format kv_format);
@@ -77,6 +88,8 @@ enum hd_canon_kind {
     HD_CANON_STACK, /* n_src tensors [n_out, n_in] stacked: experts */
     HD_CANON_K_B,   /* from kv_b: per head the n_nope rows, transposed */
     HD_CANON_V_B,   /* from kv_b: per head the n_v rows */
+    HD_CANON_PAIRS, /* q or k of rotated halves: per head of n_rope rows, row 2i+s from s*n_rope/2+i
+                     */
 };
 typedef struct hd_canon_tensor {
     char name[64];

@@ -31,6 +31,10 @@ void hd_rope_inv_freq(const hd_hparams *hp, float *inv_freq) {
         inv_freq[i] = 1.0f / freq[i];
     }
     if (hp->is_yarn) apply_yarn(hp, inv_freq, freq);
+    for (int i = 0; i < hp->n_rope / 2; i++) {
+        if (hp->rope_linear > 0) inv_freq[i] /= hp->rope_linear;
+        if (hp->has_rope_divisor) inv_freq[i] /= hp->rope_divisor[i];
+    }
 }
 
 double hd_rope_mscale(double factor, double m) {
@@ -54,7 +58,7 @@ void hd_rope_table(const hd_hparams *hp, int n_pos, float *cs) {
 
 float hd_rope_softmax_scale(const hd_hparams *hp) {
     double scale = 1 / sqrt((double)(hp->n_nope + hp->n_rope));
-    if (hp->is_yarn) {
+    if (hp->is_yarn && hd_hparams_is_mla(hp)) {
         double m = hd_rope_mscale((double)hp->yarn_factor, (double)hp->yarn_mscale_all);
         scale *= m * m;
     }

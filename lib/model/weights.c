@@ -34,7 +34,7 @@ static bool is_aligned(const void *p, enum hd_format f) {
 /* Pointers to the n_mat matrices of t; those that cannot be read in place go to one owned block. */
 static hd_status matrix_pointers(hd_model *m, const hd_canon_tensor *t, int n_mat, size_t n_byte,
                                  const void **mat) {
-    bool may_copy = t->kind == HD_CANON_K_B || t->kind == HD_CANON_V_B;
+    bool may_copy = t->kind == HD_CANON_K_B || t->kind == HD_CANON_V_B || t->kind == HD_CANON_PAIRS;
     char *scratch = may_copy ? hd_alloc(n_byte) : NULL;
     size_t stride = (n_byte + 63) & ~(size_t)63;
     void *owned = NULL;

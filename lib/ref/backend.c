@@ -85,7 +85,7 @@ static hd_status reserve_rows(struct hd_ref *r, const hd_dev_limits *l) {
     HD_TRY(floats(n_row, l->d_model, &r->block_out));
     HD_TRY(doubles(n_row, l->d_model, &r->sum));
     HD_TRY(floats(n_row, l->q_lora, &r->q_lora));
-    HD_TRY(floats(n_row, l->n_c + l->n_rope, &r->kv));
+    HD_TRY(floats(n_row, max_int(l->n_c + l->n_rope, l->n_kv), &r->kv));
     HD_TRY(floats(1, max_int(l->n_pos, l->n_expert), &r->score));
     HD_TRY(floats(n_row, 1, &r->pick_weight));
     void *pick;

@@ -45,6 +45,14 @@ void hd_ref_rope(float *x, const float *cs, int n) {
     }
 }
 
+void hd_ref_rope_halves(float *x, const float *cs, int n) {
+    for (int i = 0; i < n / 2; i++) {
+        float a = x[i], b = x[i + n / 2], c = cs[2 * i], s = cs[2 * i + 1];
+        x[i] = a * c - b * s;
+        x[i + n / 2] = b * c + a * s;
+    }
+}
+
 static bool is_in(int32_t ix, const int32_t *set, int n) {
     for (int i = 0; i < n; i++)
         if (set[i] == ix) return true;

@@ -19,11 +19,11 @@ struct hd_ref {
     float *block_out;   /* [R, D] what an op adds to the residual */
     double *sum;        /* [R, D] */
     float *q_lora;      /* [R, q_lora] */
-    float *kv;          /* [R, n_c + n_rope] latent and rope key before they are cached */
+    float *kv;          /* [R, max(n_c + n_rope, n_kv)] what will be cached: latent; keys; values */
     float *score;       /* [max(T, E)] */
     int32_t *pick;      /* [R] rows of one expert */
     float *pick_weight; /* [R] */
-    float *latent;      /* [T, n_c + n_rope] one sequence, read back from the cache */
+    float *latent;      /* [T, n_c + n_rope] one sequence, read back from the cache; GQA: keys */
     float *k, *v;       /* [T, n_nope], [T, n_v] one head, expanded */
     float *k_b_t;       /* [n_nope, n_c] one head of k_b, transposed */
     float *q_absorbed;  /* [n_c + n_rope] */
@@ -44,6 +44,8 @@ float hd_ref_silu(float z);    /* z / (1 + e^-z) */
 /* Rotates the n/2 interleaved pairs (x[2i], x[2i+1]) by the angles whose cos and sin are
  * cs[2i], cs[2i+1]: (a cos - b sin, b cos + a sin). */
 void hd_ref_rope(float *x, const float *cs, int n);
+/* The same for the pairs (x[i], x[i + n/2]), i < n/2. */
+void hd_ref_rope_halves(float *x, const float *cs, int n);
 /* The n_best highest of score[0..n), as indices in descending order of score, ties to the lower
  * index. NaN counts as -infinity. Only indices with allowed[i] are taken (NULL: all). Always n_best
  * distinct indices when that many are allowed. */
@@ -61,7 +63,7 @@ void hd_ref_matmul(struct hd_ref *r, const hd_weight *w, int mat, int n_row, con
 /* Row `row` of w->mat[mat], decoded into out [n_in]. */
 void hd_ref_weight_row(const hd_weight *w, int mat, int row, float *out);
 
-/* ---- ops (mla.c, ffn.c, moe.c, token.c); dev/op.h defines them ---- */
+/* ---- ops (mla.c, gqa.c, ffn.c, moe.c, token.c); dev/op.h defines them ---- */
 #define HD_OP(name, what) void hd_ref_op_##name(void *ctx, const struct hd_op_##name *args);
 #include "dev/op.def"
 #undef HD_OP

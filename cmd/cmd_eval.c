@@ -85,7 +85,8 @@ static hd_status open_all(struct hd_eval *e, const char *model) {
     if (strcmp(o->kv_cache_dtype, "auto") != 0)
         HD_TRY(hd_format_by_name(o->kv_cache_dtype, &kv_format));
     HD_TRY(hd_engine_open_checkpoint(&config, &e->checkpoint));
-    HD_TRY(hd_engine_open_tokenizer(e->checkpoint, o->tokenizer, &e->tokenizer));
+    if (o->eval_perplexity || o->eval_golden) /* cases are token ids */
+        HD_TRY(hd_engine_open_tokenizer(e->checkpoint, o->tokenizer, &e->tokenizer));
     HD_TRY(hd_hparams_read(e->checkpoint, &e->hp));
     HD_TRY(hd_dev_open(o->backend, &dc, &e->dev));
     choose_sizes(e, kv_format);

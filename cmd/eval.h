@@ -9,7 +9,7 @@
 struct hd_eval {
     const struct hd_options *o;
     hd_checkpoint *checkpoint;
-    hd_tokenizer *tokenizer; /* NULL: the model brings none */
+    hd_tokenizer *tokenizer; /* NULL: the model brings none, or it is not needed */
     hd_dev dev;
     hd_hparams hp;
     hd_model *model;

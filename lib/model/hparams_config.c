@@ -190,8 +190,11 @@ static hd_status read_rope(const struct source *s, hd_hparams *hp) {
     HD_TRY(get_str(s, rope, "type", "default", &older));
     HD_TRY(get_str(s, rope, "rope_type", older, &type));
     if (strcmp(type, "default") == 0) return HD_OK;
-    if (strcmp(type, "linear") == 0 && !s->family->is_mla)
-        return get_float(s, rope, "factor", -1, &hp->rope_linear);
+    if (strcmp(type, "linear") == 0 && !s->family->is_mla) {
+        HD_TRY(get_float(s, rope, "factor", -1, &hp->rope_linear));
+        if (hp->rope_linear == 0) hp->rope_linear = -1; /* 0 would mean none */
+        return HD_OK;
+    }
     if (strcmp(type, "llama3") == 0 && !s->family->is_mla) return read_llama3(s, rope, hp);
     if (strcmp(type, "yarn") != 0)
         return unsupported(s, name,

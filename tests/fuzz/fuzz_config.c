@@ -13,7 +13,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0;
     }
     HD_ASSERT(h.n_layer >= 1 && h.n_ctx >= 1 && h.d_model >= 1 && h.n_vocab >= 1 && h.n_head >= 1);
-    HD_ASSERT(h.n_c >= 1 && h.n_nope >= 1 && h.n_v >= 1 && h.n_rope >= 2 && h.n_rope % 2 == 0);
+    HD_ASSERT(h.n_v >= 1 && h.n_rope >= 2 && h.n_rope % 2 == 0);
+    HD_ASSERT(h.n_head_kv >= 1 && h.n_head % h.n_head_kv == 0);
+    if (hd_hparams_is_mla(&h))
+        HD_ASSERT(h.n_c >= 1 && h.n_nope >= 1);
+    else
+        HD_ASSERT(h.n_nope == 0 && h.n_v == h.n_rope && h.q_lora == 0);
+    HD_ASSERT(h.rope_linear == 0 || (isfinite(h.rope_linear) && h.rope_linear > 0));
+    for (int i = 0; h.has_rope_divisor && i < h.n_rope / 2; i++)
+        HD_ASSERT(h.rope_divisor[i] >= 0.99f && h.rope_divisor[i] <= 1e6f);
     HD_ASSERT((int64_t)h.n_head * (h.n_nope + h.n_rope + h.n_v) < INT32_MAX);
     HD_ASSERT((int64_t)h.d_expert * h.n_expert_shared < INT32_MAX);
     HD_ASSERT(h.n_dense_layer >= 0 && h.n_dense_layer <= h.n_layer);

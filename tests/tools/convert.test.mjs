@@ -164,7 +164,7 @@ test('inspect shows the embedded model', () => {
 test('inspect shows what it can of a model that is not built', () => {
   const other = to('other');
   mkdirSync(other);
-  writeFileSync(path.join(other, 'config.json'), '{"model_type": "llama"}');
+  writeFileSync(path.join(other, 'config.json'), '{"model_type": "mixtral"}');
   const header = Buffer.from('{"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}');
   const length = Buffer.alloc(8);
   length.writeBigUInt64LE(BigInt(header.length));
@@ -172,8 +172,8 @@ test('inspect shows what it can of a model that is not built', () => {
   const r = run('inspect', other);
   assert.equal(r.status, 1);
   assert.match(r.stdout, /w +F32 +\[2, 3\] +24/);
-  assert.match(r.stderr, /model_type: "llama" is not supported/);
+  assert.match(r.stderr, /model_type: "mixtral" is not supported/);
   const j = JSON.parse(run('inspect', other, '--json').stdout);
-  assert.match(j.error, /llama/);
+  assert.match(j.error, /mixtral/);
   refuse(1, /nothing: no such file or folder/, 'inspect', to('nothing'));
 });

@@ -82,6 +82,9 @@ static void assert_same_hparams(const hd_hparams *a, const hd_hparams *b) {
     assert_true(a->n_nope == b->n_nope && a->n_rope == b->n_rope && a->n_v == b->n_v);
     assert_true(a->rms_eps == b->rms_eps && a->lora_eps == b->lora_eps);
     assert_true(a->rope_base == b->rope_base && a->is_yarn == b->is_yarn);
+    assert_true(a->has_qkv_bias == b->has_qkv_bias && a->is_half_split == b->is_half_split);
+    assert_true(a->rope_linear == b->rope_linear && a->has_rope_divisor == b->has_rope_divisor);
+    assert_memory_equal(a->rope_divisor, b->rope_divisor, sizeof a->rope_divisor);
     assert_true(a->yarn_factor == b->yarn_factor && a->yarn_orig_ctx == b->yarn_orig_ctx);
     assert_true(a->yarn_beta_fast == b->yarn_beta_fast && a->yarn_beta_slow == b->yarn_beta_slow);
     assert_true(a->yarn_mscale == b->yarn_mscale && a->yarn_mscale_all == b->yarn_mscale_all);
@@ -126,7 +129,8 @@ static void assert_same_weights(const struct opened *a, const struct opened *b, 
 
 static void written_files_are_the_same_model(void **state) {
     (void)state;
-    static const char *const families[] = {"v3", "v3-yarn-mscale-pair"};
+    static const char *const families[] = {
+        "v3", "v3-yarn-mscale-pair", "llama", "llama-linear4", "llama3-scaling", "qwen2"};
     static const int wanted[] = {HD_EXPORT_AUTO, HD_BF16, HD_F32, HD_F16, HD_Q8_0};
     for (size_t f = 0; f < HD_COUNT_OF(families); f++) {
         struct opened a, b;

@@ -184,8 +184,12 @@ static void unbuilt_settings_are_refused(void **state) {
     static const struct {
         const char *change, *key, *found;
     } cases[] = {
-        {"model_type:\"llama\"", "model_type", "\"llama\""},
-        {"model_type:", "model_type", "nothing"},
+        {"model_type:\"mixtral\"", "model_type", "\"mixtral\""},
+        {"model_type:", "model_type", "\"\""},
+        {"partial_rotary_factor:0.5", "partial_rotary_factor", "0.5"},
+        {"use_sliding_window:true", "use_sliding_window", "true"},
+        {"layer_types:[\"full_attention\",\"sliding_attention\"]", "layer_types",
+         "sliding_attention"},
         {"hidden_act:\"gelu\"", "hidden_act", "\"gelu\""},
         {"attention_bias:true", "attention_bias", "true"},
         {"rope_interleave:false", "rope_interleave", "false"},
@@ -476,7 +480,7 @@ static void bad_gguf_values_are_refused(void **state) {
         hd_status want;
         const char *word;
     } cases[] = {
-        {{"general.architecture", 's', 0, "llama"}, HD_E_UNSUPPORTED, "\"llama\""},
+        {{"general.architecture", 's', 0, "mamba"}, HD_E_UNSUPPORTED, "\"mamba\""},
         {{"general.architecture", 0, 0, NULL}, HD_E_CORRUPT, "general.architecture"},
         {{"general.architecture", 'u', 1, NULL}, HD_E_CORRUPT, "general.architecture"},
         {{"deepseek2.rope.scaling.type", 's', 0, "longrope"}, HD_E_UNSUPPORTED, "\"longrope\""},

@@ -130,6 +130,8 @@ static void expansion_pays_from_171_tokens(void **state) {
     assert_int_equal(hd_engine_expand_min(&hp), 43);
     hp = (hd_hparams){.n_c = 16, .n_rope = 16, .n_nope = 32, .n_v = 32};
     assert_int_equal(hd_engine_expand_min(&hp), INT_MAX);
+    hd_hparams gqa = {.n_rope = 128, .n_v = 128, .n_head_kv = 8};
+    assert_int_equal(hd_engine_expand_min(&gqa), INT_MAX);
 }
 
 static void windows_and_pages(void **state) {

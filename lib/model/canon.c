@@ -263,8 +263,7 @@ static hd_status add(hd_canon *k, const struct row *r, int layer) {
 static hd_status refuse_biases(const hd_canon *k) {
     for (size_t i = 0; i < hd_checkpoint_count(k->c); i++) {
         const hd_file_tensor *f = hd_checkpoint_at(k->c, i);
-        size_t n = strlen(f->name);
-        if (!k->is_used[i] && n > 5 && strcmp(f->name + n - 5, ".bias") == 0)
+        if (!k->is_used[i] && hd_str_ends_c(hd_str_of(f->name), ".bias"))
             return HD_FAIL(UNSUPPORTED, "%s: tensor %s: expected no such bias in architecture %s",
                            f->file, f->name, k->hp->arch);
     }

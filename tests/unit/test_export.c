@@ -78,7 +78,7 @@ static void assert_same_hparams(const hd_hparams *a, const hd_hparams *b) {
     assert_string_equal(a->name, b->name);
     assert_true(a->n_layer == b->n_layer && a->n_ctx == b->n_ctx && a->d_model == b->d_model);
     assert_true(a->n_vocab == b->n_vocab && a->d_ff == b->d_ff && a->n_head == b->n_head);
-    assert_true(a->q_lora == b->q_lora && a->n_c == b->n_c);
+    assert_true(a->n_head_kv == b->n_head_kv && a->q_lora == b->q_lora && a->n_c == b->n_c);
     assert_true(a->n_nope == b->n_nope && a->n_rope == b->n_rope && a->n_v == b->n_v);
     assert_true(a->rms_eps == b->rms_eps && a->lora_eps == b->lora_eps);
     assert_true(a->rope_base == b->rope_base && a->is_yarn == b->is_yarn);

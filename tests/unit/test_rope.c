@@ -8,7 +8,8 @@
 #include <string.h>
 
 static hd_hparams v3(void) {
-    return (hd_hparams){.n_nope = 128,
+    return (hd_hparams){.n_c = 512,
+                        .n_nope = 128,
                         .n_rope = 64,
                         .rope_base = 10000,
                         .is_yarn = true,
@@ -64,6 +65,23 @@ static void softmax_scale_has_the_square_of_mscale(void **state) {
     assert_near((double)hd_rope_softmax_scale(&hp), 1 / sqrt(192), 1e-6);
     hp.is_yarn = false;
     assert_near((double)hd_rope_softmax_scale(&hp), 1 / sqrt(192), 1e-6);
+    hp = v3(); /* grouped-query attention has no such factor */
+    hp.n_c = hp.n_nope = 0;
+    assert_near((double)hd_rope_softmax_scale(&hp), 1 / sqrt(64), 1e-6);
+}
+
+static void frequencies_are_divided(void **state) {
+    (void)state;
+    hd_hparams hp = {.n_rope = 64, .rope_base = 10000, .rope_linear = 4};
+    float f[32];
+    hd_rope_inv_freq(&hp, f);
+    assert_true(f[0] == 0.25f);
+    assert_near((double)f[31], pow(10000, -31 / 32.0) / 4, 3e-7);
+    hp.rope_linear = 0;
+    hp.has_rope_divisor = true;
+    for (int i = 0; i < 32; i++) hp.rope_divisor[i] = (float)(1 + i);
+    hd_rope_inv_freq(&hp, f);
+    for (int i = 0; i < 32; i++) assert_near((double)f[i], pow(10000, -i / 32.0) / (1 + i), 3e-7);
 }
 
 static void the_table_carries_the_mscale_pair(void **state) {
@@ -99,6 +117,7 @@ int main(void) {
         cmocka_unit_test(yarn_keeps_fast_and_stretches_slow_dimensions),
         cmocka_unit_test(equal_bounds_do_not_divide_by_zero),
         cmocka_unit_test(softmax_scale_has_the_square_of_mscale),
+        cmocka_unit_test(frequencies_are_divided),
         cmocka_unit_test(the_table_carries_the_mscale_pair),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

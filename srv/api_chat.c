@@ -183,3 +183,15 @@ hd_status hd_api_template(const hd_api_in *in, hd_api_request *out) {
     out->no_generation_prompt = !generation_prompt;
     return parse_thinking(in, out);
 }
+
+hd_status hd_api_chat_ids(const hd_engine *e, const hd_api_request *q, hd_token_list *out,
+                          bool *in_reasoning, hd_api_error *error) {
+    bool thinking = q->thinking == HD_API_THINK_ON && hd_engine_get_info(e)->can_think;
+    hd_chat_input in = {.message = q->message,
+                        .n_message = q->n_message,
+                        .thinking = thinking,
+                        .continue_final = q->continue_final,
+                        .no_generation_prefix = q->no_generation_prompt};
+    hd_status s = hd_engine_chat(e, &in, out, in_reasoning);
+    return s == HD_OK ? s : hd_api_fail_last(error, s, "messages");
+}

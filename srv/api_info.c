@@ -67,8 +67,6 @@ void hd_handle_metrics(hd_call *c) {
 
 /* ---- models ---- */
 
-static const char *const aliases[] = {"deepseek-chat", "deepseek-reasoner"};
-
 static void write_model(hd_json *j, const hd_call *c, const char *id) {
     const hd_engine_info *info = hd_engine_get_info(atomic_load(&c->server->engine));
     hd_json_object(j);
@@ -119,8 +117,9 @@ void hd_handle_models(hd_call *c) {
     hd_json_key(&j, "data");
     hd_json_array(&j);
     write_model(&j, c, name);
-    for (size_t i = 0; i < HD_COUNT_OF(aliases); i++)
-        if (strcmp(aliases[i], name) != 0) write_model(&j, c, aliases[i]);
+    for (int i = 0; i < HD_MODEL_ALIAS_COUNT; i++)
+        if (strcmp(hd_model_aliases[i].name, name) != 0)
+            write_model(&j, c, hd_model_aliases[i].name);
     hd_json_array_end(&j);
     hd_json_object_end(&j);
 }
@@ -132,9 +131,7 @@ void hd_handle_model(hd_call *c) {
     size_t n = path.len - (size_t)(at + 8 - path.ptr);
     char *copy = hd_arena_strndup(c->arena, at + 8, n);
     hd_str id = {copy, hd_http_unescape(copy, n)};
-    bool is_known = hd_str_eq_c(id, name);
-    for (size_t i = 0; i < HD_COUNT_OF(aliases); i++) is_known |= hd_str_eq_c(id, aliases[i]);
-    if (!is_known) {
+    if (!hd_str_eq_c(id, name) && !hd_model_alias_find(id)) {
         hd_api_error e;
         hd_api_fail(&e, HD_E_NOT_FOUND, "model", "the model '%.*s' does not exist",
                     id.len < 128 ? (int)id.len : 128, id.ptr);
@@ -157,14 +154,7 @@ static hd_status tokenize(hd_call *c, const hd_api_in *in, hd_token_list *out) {
         bool in_reasoning;
         HD_TRY(hd_api_messages(in, &q));
         HD_TRY(hd_api_template(in, &q));
-        hd_chat_input chat = {.message = q.message,
-                              .n_message = q.n_message,
-                              .thinking =
-                                  q.thinking == HD_API_THINK_ON && hd_engine_get_info(e)->can_think,
-                              .continue_final = q.continue_final,
-                              .no_generation_prefix = q.no_generation_prompt};
-        s = hd_engine_chat(e, &chat, out, &in_reasoning);
-        return s == HD_OK ? s : hd_api_fail_last(in->error, s, "messages");
+        return hd_api_chat_ids(e, &q, out, &in_reasoning, in->error);
     }
     bool is_content = !hd_api_get(in, "prompt") && hd_api_get(in, "content");
     const char *key = is_content ? "content" : "prompt";

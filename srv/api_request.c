@@ -5,6 +5,17 @@
 #include <string.h>
 #include <xxhash.h>
 
+const hd_model_alias hd_model_aliases[HD_MODEL_ALIAS_COUNT] = {
+    {.name = "deepseek-chat"},
+    {.name = "deepseek-reasoner", .thinks = true},
+};
+
+const hd_model_alias *hd_model_alias_find(hd_str name) {
+    for (int i = 0; i < HD_MODEL_ALIAS_COUNT; i++)
+        if (hd_str_eq_c(name, hd_model_aliases[i].name)) return &hd_model_aliases[i];
+    return NULL;
+}
+
 /* A salt that is never 0 from a name that is not empty; `before` from an empty one. */
 static uint64_t add_salt(uint64_t before, hd_str name) {
     if (name.len == 0) return before;

@@ -52,10 +52,24 @@ typedef struct hd_api_request {
     uint64_t cache_salt;
 } hd_api_request;
 
+/* Names of DeepSeek's API that mean the served model, whatever it is called. */
+typedef struct hd_model_alias {
+    const char *name;
+    bool thinks; /* unless the body says otherwise */
+} hd_model_alias;
+enum { HD_MODEL_ALIAS_COUNT = 2 };
+extern const hd_model_alias hd_model_aliases[HD_MODEL_ALIAS_COUNT];
+/* NULL when the name is none of them. */
+const hd_model_alias *hd_model_alias_find(hd_str name);
+
 HD_MUST_CHECK hd_status hd_api_parse(enum hd_api_kind kind, hd_str body, hd_arena *arena,
                                      hd_api_request *out, hd_api_error *error);
 /* messages alone, as /tokenize takes them. */
 HD_MUST_CHECK hd_status hd_api_messages(const hd_api_in *in, hd_api_request *out);
+/* The ids of the parsed messages (hd_engine_free_ids); as hd_engine_chat. */
+HD_MUST_CHECK hd_status hd_api_chat_ids(const hd_engine *e, const hd_api_request *q,
+                                        hd_token_list *out, bool *in_reasoning,
+                                        hd_api_error *error);
 /* add_generation_prompt, continue_final_message, thinking and its other spellings. */
 HD_MUST_CHECK hd_status hd_api_template(const hd_api_in *in, hd_api_request *out);
 

@@ -255,39 +255,28 @@ static void logprobs(hd_json *j, const hd_choice *ch, bool is_wanted) {
 }
 
 static void usage(hd_json *j, const hd_generation *g) {
-    int64_t n_prompt = 0, n_hit = 0, n_new = 0, n_reasoning = 0;
-    for (int i = 0; i < g->n_choice; i++) {
-        const hd_choice *ch = &g->choice[i];
-        if (i % g->request.n == 0) { /* a prompt counts once, however many answers it has */
-            size_t n;
-            hd_generation_prompt(g, (size_t)ch->prompt_ix, &n);
-            n_prompt += (int64_t)n;
-            n_hit += ch->n_hit;
-        }
-        n_new += ch->n_generated;
-        n_reasoning += ch->n_reasoning;
-    }
+    hd_usage u = hd_generation_usage(g);
     hd_json_key(j, "usage");
     hd_json_object(j);
     hd_json_key(j, "prompt_tokens");
-    hd_json_int(j, n_prompt);
+    hd_json_int(j, u.n_prompt);
     hd_json_key(j, "completion_tokens");
-    hd_json_int(j, n_new);
+    hd_json_int(j, u.n_generated);
     hd_json_key(j, "total_tokens");
-    hd_json_int(j, n_prompt + n_new);
+    hd_json_int(j, u.n_prompt + u.n_generated);
     hd_json_key(j, "prompt_cache_hit_tokens");
-    hd_json_int(j, n_hit);
+    hd_json_int(j, u.n_hit);
     hd_json_key(j, "prompt_cache_miss_tokens");
-    hd_json_int(j, n_prompt - n_hit);
+    hd_json_int(j, u.n_prompt - u.n_hit);
     hd_json_key(j, "prompt_tokens_details");
     hd_json_object(j);
     hd_json_key(j, "cached_tokens");
-    hd_json_int(j, n_hit);
+    hd_json_int(j, u.n_hit);
     hd_json_object_end(j);
     hd_json_key(j, "completion_tokens_details");
     hd_json_object(j);
     hd_json_key(j, "reasoning_tokens");
-    hd_json_int(j, n_reasoning);
+    hd_json_int(j, u.n_reasoning);
     hd_json_object_end(j);
     hd_json_object_end(j);
 }

@@ -73,8 +73,8 @@ void hd_call_finish(hd_call *c, int code) {
     }
     hd_log(level, "request", "request_id", "s", c->request_id, "client", "s", c->client, "path",
            "s", path, "status", "d", (int64_t)code, "model", "s", c->model, "prompt_tokens", "d",
-           (int64_t)c->n_prompt, "cached_tokens", "d", (int64_t)c->n_hit, "completion_tokens", "d",
-           (int64_t)c->n_generated, "ttft_ms", "f", ms_between(c->start_ns, c->first_token_ns),
+           c->usage.n_prompt, "cached_tokens", "d", c->usage.n_hit, "completion_tokens", "d",
+           c->usage.n_generated, "ttft_ms", "f", ms_between(c->start_ns, c->first_token_ns),
            "total_ms", "f", ms_between(c->start_ns, now), "finish", "s",
            code == 0 ? "client_gone" : c->finish, NULL);
 }

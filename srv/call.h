@@ -31,6 +31,11 @@ typedef struct hd_reply {
     hd_buf headers; /* further lines, each ending in CR LF */
 } hd_reply;
 
+/* Tokens of an answer. A prompt counts once, however many choices answer it. */
+typedef struct hd_usage {
+    int64_t n_prompt, n_hit, n_generated, n_reasoning;
+} hd_usage;
+
 struct hd_call {
     atomic_int n_ref;
     struct hd_server *server;
@@ -56,7 +61,7 @@ struct hd_call {
     struct hd_generation *generation; /* set before is_prepared */
     /* For the log; the reactor's. model NULL: no generation. */
     const char *model, *finish;
-    int n_prompt, n_hit, n_generated;
+    hd_usage usage;
     int64_t first_token_ns;
 };
 

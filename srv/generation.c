@@ -77,16 +77,15 @@ static hd_status resolve_model(hd_generation *g, hd_api_error *e) {
     const hd_engine_info *info = hd_engine_get_info(g->engine);
     g->model = q->model.len > 0 ? q->model.ptr : info->model_name;
     if (q->model.len == 0 || hd_str_eq_c(q->model, info->model_name)) return HD_OK;
-    enum hd_api_thinking by_name = HD_API_THINK_OFF;
-    if (hd_str_eq_c(q->model, "deepseek-reasoner"))
-        by_name = HD_API_THINK_ON;
-    else if (!hd_str_eq_c(q->model, "deepseek-chat")) {
+    const hd_model_alias *alias = hd_model_alias_find(q->model);
+    if (!alias) {
         hd_api_fail(e, HD_E_NOT_FOUND, "model", "the model '%.128s' does not exist; there is '%s'",
                     q->model.ptr, info->model_name);
         e->code = "model_not_found";
         return HD_E_NOT_FOUND;
     }
-    if (q->thinking == HD_API_THINK_UNSET) q->thinking = by_name;
+    if (q->thinking == HD_API_THINK_UNSET)
+        q->thinking = alias->thinks ? HD_API_THINK_ON : HD_API_THINK_OFF;
     return HD_OK;
 }
 
@@ -116,16 +115,8 @@ static hd_status render_prompts(hd_generation *g, bool *in_reasoning, hd_api_err
     const hd_api_request *q = &g->request;
     g->n_prompt = q->kind == HD_API_CHAT ? 1 : q->n_prompt;
     g->prompt = hd_alloc_zero(g->n_prompt, sizeof *g->prompt);
-    if (q->kind == HD_API_CHAT) {
-        bool thinking = q->thinking == HD_API_THINK_ON && hd_engine_get_info(g->engine)->can_think;
-        hd_chat_input in = {.message = q->message,
-                            .n_message = q->n_message,
-                            .thinking = thinking,
-                            .continue_final = q->continue_final,
-                            .no_generation_prefix = q->no_generation_prompt};
-        hd_status s = hd_engine_chat(g->engine, &in, &g->prompt[0], in_reasoning);
-        return s == HD_OK ? s : hd_api_fail_last(e, s, "messages");
-    }
+    if (q->kind == HD_API_CHAT)
+        return hd_api_chat_ids(g->engine, q, &g->prompt[0], in_reasoning, e);
     for (size_t i = 0; i < g->n_prompt; i++) {
         const hd_api_prompt *p = &q->prompt[i];
         if (p->id) continue; /* taken as they are */
@@ -275,19 +266,29 @@ void hd_generation_free(hd_generation *g) {
 
 /* ---- reactor ---- */
 
+hd_usage hd_generation_usage(const hd_generation *g) {
+    hd_usage u = {0};
+    for (int i = 0; i < g->n_choice; i++) {
+        const hd_choice *ch = &g->choice[i];
+        if (i % g->request.n == 0) {
+            size_t n;
+            hd_generation_prompt(g, (size_t)ch->prompt_ix, &n);
+            u.n_prompt += (int64_t)n;
+            u.n_hit += ch->n_hit;
+        }
+        u.n_generated += ch->n_generated;
+        u.n_reasoning += ch->n_reasoning;
+    }
+    return u;
+}
+
 /* What the log line says. */
 static void note(hd_call *c) {
     const hd_generation *g = c->generation;
     c->model = g->model;
-    c->n_prompt = c->n_hit = c->n_generated = 0;
-    for (int i = 0; i < g->n_choice; i++) {
-        const hd_choice *ch = &g->choice[i];
-        size_t n;
-        hd_generation_prompt(g, (size_t)ch->prompt_ix, &n);
-        if (i % g->request.n == 0) c->n_prompt += (int)n, c->n_hit += ch->n_hit;
-        c->n_generated += ch->n_generated;
-        c->finish = ch->finish == HD_FINISH_LENGTH ? "length" : "stop";
-    }
+    c->usage = hd_generation_usage(g);
+    if (g->n_choice > 0)
+        c->finish = g->choice[g->n_choice - 1].finish == HD_FINISH_LENGTH ? "length" : "stop";
 }
 
 void hd_generation_abandon(hd_call *c) {

@@ -85,6 +85,8 @@ void hd_generation_fail(hd_call *c, hd_status s, const char *message);
 void hd_generation_abandon(hd_call *c);
 /* Token ids of a prompt. */
 const int32_t *hd_generation_prompt(const hd_generation *g, size_t ix, size_t *n);
+/* What its choices took so far. */
+hd_usage hd_generation_usage(const hd_generation *g);
 /* Cancels every choice; any thread, once submitted. */
 void hd_generation_cancel(hd_generation *g);
 void hd_generation_free(hd_generation *g); /* accepts NULL */

@@ -161,7 +161,7 @@ static hd_status parse_sampling(const hd_api_in *in, hd_api_request *out) {
     s->top_k = top_k < 0 ? 0 : (int)top_k;
     HD_TRY(hd_api_num(in, "presence_penalty", -2, 2, &s->presence_penalty));
     HD_TRY(hd_api_num(in, "frequency_penalty", -2, 2, &s->frequency_penalty));
-    HD_TRY(hd_api_num(in, "repetition_penalty", 0.01, 100, &s->repetition_penalty));
+    HD_TRY(hd_api_num(in, "repetition_penalty", 0.01, 10, &s->repetition_penalty));
     HD_TRY(parse_bias(in, s));
     s->has_seed = hd_api_get(in, "seed") != NULL;
     HD_TRY(hd_api_int(in, "seed", INT64_MIN, INT64_MAX, &seed));

@@ -214,6 +214,7 @@ static void wrong_types_and_ranges(void **state) {
         {C, CHAT("\"presence_penalty\":2.5"), HD_E_INVALID, "presence_penalty"},
         {C, CHAT("\"frequency_penalty\":-2.5"), HD_E_INVALID, "frequency_penalty"},
         {C, CHAT("\"repetition_penalty\":0"), HD_E_INVALID, "repetition_penalty"},
+        {C, CHAT("\"repetition_penalty\":10.5"), HD_E_INVALID, "repetition_penalty"},
         {C, CHAT("\"seed\":1.5"), HD_E_INVALID, "seed"},
         {C, CHAT("\"stop\":1"), HD_E_INVALID, "stop"},
         {C, CHAT("\"stop\":[\"a\",1]"), HD_E_INVALID, "stop"},

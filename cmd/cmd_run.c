@@ -21,7 +21,7 @@ typedef struct session {
     hd_chat_message *message; /* [n_message], contents on the heap */
     size_t n_message, message_room;
     char *system; /* or NULL */
-    hd_generation last;
+    hd_generated last;
 } session;
 
 /* Where an answer's text goes while it comes. */
@@ -72,14 +72,14 @@ static bool on_token(void *user, const hd_event *ev) {
     return !ferror(stdout);
 }
 
-static void print_stats(const hd_generation *g) {
+static void print_stats(const hd_generated *g) {
     static const char *const why[] = {"", "", ", at the token limit", ", interrupted", ", failed"};
     fprintf(stderr, "[%d prompt tokens (%d cached), first token after %.0f ms; %d generated%s, ",
             g->n_prompt, g->n_hit, g->first_s * 1e3, g->n_generated, why[g->finish]);
     fprintf(stderr, "%.1f tok/s]\n", g->token_s);
 }
 
-static void print_json(const printer *p, const hd_generation *g) {
+static void print_json(const printer *p, const hd_generated *g) {
     static const char *const finish[] = {"", "stop", "length", "cancelled", "error"};
     hd_buf b;
     hd_buf_init(&b, SIZE_MAX / 2);

@@ -57,21 +57,21 @@ static bool on_event(void *user, const hd_event *ev) {
     return write(q->fd, &one, sizeof one) == (ssize_t)sizeof one;
 }
 
-static void finish(hd_generation *out, const hd_event *ev) {
+static void finish(hd_generated *out, const hd_event *ev) {
     int64_t first_ns = ev->first_token_ns > 0 ? ev->first_token_ns : ev->now_ns;
-    *out = (hd_generation){.finish = ev->finish,
-                           .status = ev->status,
-                           .n_prompt = ev->n_prompt,
-                           .n_hit = ev->n_hit,
-                           .n_generated = ev->n_generated,
-                           .first_s = (double)(first_ns - ev->submitted_ns) * 1e-9};
+    *out = (hd_generated){.finish = ev->finish,
+                          .status = ev->status,
+                          .n_prompt = ev->n_prompt,
+                          .n_hit = ev->n_hit,
+                          .n_generated = ev->n_generated,
+                          .first_s = (double)(first_ns - ev->submitted_ns) * 1e-9};
     double rest_s = (double)(ev->now_ns - first_ns) * 1e-9;
     if (ev->n_generated > 1 && rest_s > 0) out->token_s = (ev->n_generated - 1) / rest_s;
 }
 
 static void receive(hd_engine *e, queue *q, uint64_t id,
                     bool (*on_token)(void *user, const hd_event *ev), void *user,
-                    hd_generation *out) {
+                    hd_generated *out) {
     for (int seen = 0; out->finish == HD_FINISH_NONE;) {
         struct pollfd p = {.fd = q->fd, .events = POLLIN};
         uint64_t n;
@@ -89,8 +89,8 @@ static void receive(hd_engine *e, queue *q, uint64_t id,
 }
 
 hd_status hd_generate(hd_engine *e, hd_request *r, bool (*on_token)(void *user, const hd_event *ev),
-                      void *user, hd_generation *out) {
-    *out = (hd_generation){0};
+                      void *user, hd_generated *out) {
+    *out = (hd_generated){0};
     queue q = {.n_max = hd_engine_get_info(e)->max_model_len + 2, .fd = eventfd(0, EFD_CLOEXEC)};
     if (q.fd < 0) return HD_FAIL(IO, "eventfd: %s", strerror(errno));
     q.event = hd_alloc_zero((size_t)q.n_max, sizeof *q.event);

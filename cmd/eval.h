@@ -23,7 +23,7 @@ double hd_eval_log_sum_exp(const float *logits, int n);
 int hd_eval_arg_max(const float *logits, int n, double *margin);
 /* The MLA form that --form names for a sequence of n_tok tokens. */
 enum hd_mla_form hd_eval_form(const struct hd_eval *e, int n_tok);
-/* Adds a sequence; when none fits now, steps until one does. HD_E_CONTEXT: can never fit. */
+/* HD_E_CONTEXT: a sequence of n_tok tokens, called `what`, has no room. */
 HD_MUST_CHECK hd_status hd_eval_check_fits(const struct hd_eval *e, int n_tok, const char *what);
 
 /* Each prints, or writes members into e->json. */

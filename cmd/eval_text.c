@@ -11,6 +11,8 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/utf8.h"
+#include "file/mapping.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -219,25 +221,6 @@ static void tell(const struct text_run *r, const char *path, double seconds) {
     hd_json_object_end(j);
 }
 
-static hd_status read_text(const char *path, hd_buf *b) {
-    FILE *f = fopen(path, "re");
-    if (!f) return HD_FAIL(IO, "%s: %s", path, strerror(errno));
-    char piece[65536];
-    for (size_t k; (k = fread(piece, 1, sizeof piece, f)) > 0;) hd_buf_add(b, piece, k);
-    bool failed = ferror(f) != 0;
-    fclose(f);
-    if (failed || b->overflowed || b->len == 0)
-        return HD_FAIL(IO, "%s: cannot be read, is empty, or has more than %zu bytes", path,
-                       b->cap);
-    return HD_OK;
-}
-
-static int count_characters(const hd_buf *b) {
-    int n = 0;
-    for (size_t i = 0; i < b->len; i++) n += ((unsigned char)b->ptr[i] & 0xC0) != 0x80;
-    return n;
-}
-
 static hd_status run_text(struct hd_eval *e, const char *path, const hd_ids *ids, int n_character) {
     int context = e->o->eval_context ? e->o->eval_context : e->mo.n_pos_max;
     int stride = e->o->eval_stride ? e->o->eval_stride : context / 2;
@@ -280,16 +263,16 @@ hd_status hd_eval_perplexity(struct hd_eval *e, const char *path) {
     if (!e->tokenizer)
         return HD_FAIL(UNSUPPORTED, "perplexity of a text: the model has no tokenizer; give one "
                                     "with --tokenizer");
-    hd_buf text;
+    enum { text_bytes_max = 1 << 30 };
+    char *text;
+    size_t n_byte;
     hd_ids ids = {0};
-    hd_buf_init(&text, (size_t)1 << 30);
-    hd_status s = read_text(path, &text);
-    if (s == HD_OK) {
-        hd_tokenizer_encode(e->tokenizer, hd_buf_str(&text), false, &ids);
-        s = ids.n < INT32_MAX ? run_text(e, path, &ids, count_characters(&text))
-                              : HD_FAIL(TOO_LARGE, "%s: %zu tokens", path, ids.n);
-    }
+    HD_TRY(hd_text_read(path, text_bytes_max, &text, &n_byte));
+    hd_tokenizer_encode(e->tokenizer, (hd_str){text, n_byte}, false, &ids);
+    hd_status s = ids.n == 0          ? HD_FAIL(INVALID, "%s: the text is empty", path)
+                  : ids.n > INT32_MAX ? HD_FAIL(TOO_LARGE, "%s: %zu tokens", path, ids.n)
+                                      : run_text(e, path, &ids, (int)hd_utf8_count(text, n_byte));
     hd_ids_fini(&ids);
-    hd_buf_fini(&text);
+    hd_free(text);
     return s;
 }

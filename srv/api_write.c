@@ -126,12 +126,6 @@ static void hold(hd_choice *ch, const hd_gen_event *ev, const hd_top_logprob *to
     if (ev->n_top > 0) memcpy(t->top, top, (size_t)ev->n_top * sizeof *top);
 }
 
-static size_t count_chars(hd_str s) {
-    size_t n = 0;
-    for (size_t i = 0; i < s.len; i++) n += ((unsigned char)s.ptr[i] & 0xC0) != 0x80;
-    return n;
-}
-
 /* ---- events ---- */
 
 static void take_text(hd_choice *ch, hd_text_out out) {
@@ -157,8 +151,10 @@ static void take_token(hd_choice *ch, const hd_gen_event *ev, const hd_top_logpr
     /* No item for what is no text: a skipped special token, a reasoning marker. */
     bool is_marker = out.in_reasoning != was_reasoning;
     if (wants_logprobs && !out.stopped && (out.n_in == ch->n_byte || is_marker)) ch->n_held--;
-    if (out.n_in != ch->n_byte && !is_marker)
-        ch->n_char += count_chars(hd_engine_token_bytes(g->engine, ev->token));
+    if (out.n_in != ch->n_byte && !is_marker) {
+        hd_str bytes = hd_engine_token_bytes(g->engine, ev->token);
+        ch->n_char += hd_utf8_count(bytes.ptr, bytes.len);
+    }
     ch->n_byte = out.n_in;
     ch->in_reasoning = out.in_reasoning;
     ch->n_reasoning += was_reasoning || out.in_reasoning;
@@ -183,7 +179,7 @@ void hd_write_echo(hd_generation *g) {
             hd_engine_detokenize(g->engine, p->id, p->n_id, q->keep_special, &ch->content);
         else
             hd_buf_add(&ch->content, p->text.ptr, p->text.len);
-        ch->n_char = count_chars(hd_buf_str(&ch->content));
+        ch->n_char = hd_utf8_count(ch->content.ptr, ch->content.len);
     }
 }
 

@@ -7,7 +7,7 @@
 #include "base/version.h"
 #include "srv/core.h"
 #include "srv/generation.h"
-#include "srv/pool.h"
+#include "srv/prep.h"
 #include "srv/routes.h"
 
 #include <arpa/inet.h>
@@ -390,7 +390,7 @@ static void dispatch(hd_conn *c) {
     }
     call->is_active = true;
     hd_server_active(call->server, 1);
-    if (hd_pool_add(call->server->pool, call)) return;
+    if (hd_prep_add(call->server->prep, call)) return;
     hd_reply_status(&call->reply, HD_E_BUSY, "too many requests are waiting");
     hd_metric_add(HD_M_REJECTED, 1);
     hd_conn_reply(c);

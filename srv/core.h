@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 
 struct hd_reactor;
-struct hd_pool;
+struct hd_prep;
 
 enum { HD_SERVER_REACTOR_MAX = 16 };
 /* A loop that has made no progress for this long with work queued is reported as unhealthy. */
@@ -21,7 +21,7 @@ struct hd_server {
     hd_arena *arena;
     int port;
     struct hd_reactor *reactor[HD_SERVER_REACTOR_MAX];
-    struct hd_pool *pool;
+    struct hd_prep *prep;
     _Atomic(hd_engine *) engine; /* NULL: loading */
     atomic_bool is_draining;
     atomic_int n_active, n_connection;

@@ -1,5 +1,5 @@
-/* The pool's queue and threads. */
-#include "srv/pool.h"
+/* The prep pool's queue and threads. */
+#include "srv/prep.h"
 
 #include "srv/generation.h"
 #include "srv/reactor.h"
@@ -9,7 +9,7 @@
 
 enum { thread_max = 64 };
 
-struct hd_pool {
+struct hd_prep {
     pthread_mutex_t mu;
     pthread_cond_t has_work;
     hd_call *head, *tail;
@@ -18,7 +18,7 @@ struct hd_pool {
     pthread_t thread[thread_max];
 };
 
-static hd_call *take(hd_pool *p) {
+static hd_call *take(hd_prep *p) {
     pthread_mutex_lock(&p->mu);
     while (!p->head && !p->is_stopping) pthread_cond_wait(&p->has_work, &p->mu);
     hd_call *c = p->is_stopping ? NULL : p->head;
@@ -47,13 +47,13 @@ static void prepare(hd_call *c) {
 }
 
 static void *run(void *arg) {
-    hd_pool *p = arg;
+    hd_prep *p = arg;
     for (hd_call *c; (c = take(p)) != NULL;) prepare(c);
     return NULL;
 }
 
-hd_status hd_pool_new(int n_thread, hd_pool **out) {
-    hd_pool *p = hd_alloc_zero(1, sizeof *p);
+hd_status hd_prep_new(int n_thread, hd_prep **out) {
+    hd_prep *p = hd_alloc_zero(1, sizeof *p);
     *out = p;
     pthread_mutex_init(&p->mu, NULL);
     pthread_cond_init(&p->has_work, NULL);
@@ -65,9 +65,9 @@ hd_status hd_pool_new(int n_thread, hd_pool **out) {
     return HD_OK;
 }
 
-bool hd_pool_add(hd_pool *p, hd_call *c) {
+bool hd_prep_add(hd_prep *p, hd_call *c) {
     pthread_mutex_lock(&p->mu);
-    bool ok = p->n_queued < HD_POOL_QUEUE_MAX && !p->is_stopping;
+    bool ok = p->n_queued < HD_PREP_QUEUE_MAX && !p->is_stopping;
     if (ok) {
         hd_call_ref(c);
         c->next = NULL;
@@ -83,7 +83,7 @@ bool hd_pool_add(hd_pool *p, hd_call *c) {
     return ok;
 }
 
-void hd_pool_stop(hd_pool *p) {
+void hd_prep_stop(hd_prep *p) {
     pthread_mutex_lock(&p->mu);
     p->is_stopping = true;
     hd_call *left = p->head;
@@ -99,7 +99,7 @@ void hd_pool_stop(hd_pool *p) {
     }
 }
 
-void hd_pool_free(hd_pool *p) {
+void hd_prep_free(hd_prep *p) {
     if (!p) return;
     HD_ASSERT(p->n_thread == 0);
     pthread_cond_destroy(&p->has_work);

@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "srv/pool.h"
+#include "srv/prep.h"
 #include "srv/reactor.h"
 
 #include <errno.h>
@@ -114,7 +114,7 @@ static void copy_config(hd_server *s, const hd_server_config *c) {
 
 static void discard(hd_server *s) {
     for (int i = 0; i < s->config.n_reactor; i++) hd_reactor_free(s->reactor[i]);
-    hd_pool_free(s->pool);
+    hd_prep_free(s->prep);
     hd_arena_free(s->arena);
     hd_free(s);
 }
@@ -137,7 +137,7 @@ hd_status hd_server_open(const hd_server_config *c, hd_server **out) {
         discard(s);
         return status;
     }
-    status = hd_pool_new(s->config.n_pool, &s->pool);
+    status = hd_prep_new(s->config.n_pool, &s->prep);
     for (int i = 0; i < s->config.n_reactor && status == HD_OK; i++)
         status = hd_reactor_start(s->reactor[i]);
     if (status != HD_OK) {
@@ -158,7 +158,7 @@ void hd_server_stop(hd_server *s) {
     atomic_store(&s->is_draining, true);
     for (int i = 0; i < s->config.n_reactor; i++) hd_reactor_ask_stop(s->reactor[i]);
     for (int i = 0; i < s->config.n_reactor; i++) hd_reactor_join(s->reactor[i]);
-    hd_pool_stop(s->pool);
+    hd_prep_stop(s->prep);
 }
 
 void hd_server_free(hd_server *s) {

@@ -89,3 +89,9 @@ bool hd_utf8_is_valid(const char *p, size_t n) {
     }
     return true;
 }
+
+size_t hd_utf8_count(const char *p, size_t n) {
+    size_t n_char = 0;
+    for (size_t i = 0; i < n; i++) n_char += ((unsigned char)p[i] & 0xC0) != 0x80;
+    return n_char;
+}

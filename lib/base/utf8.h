@@ -21,5 +21,7 @@ bool hd_utf8_is_partial(const char *p, size_t n);
 size_t hd_utf8_encode(uint32_t cp, char out[4]);
 
 bool hd_utf8_is_valid(const char *p, size_t n);
+/* Bytes that begin a character: how many characters valid text has. */
+size_t hd_utf8_count(const char *p, size_t n);
 
 #endif

@@ -27,6 +27,7 @@ static const double logit_bound[N_WEIGHTS] = {1e-3, 2e-2};
  * turn ties of the router (docs/precision.md). */
 static const double best_bound[N_WEIGHTS] = {1e-3, 12};
 static const double best_mean_bound[N_WEIGHTS] = {1e-4, 0.4};
+static const double best_kl_mean_bound[N_WEIGHTS] = {1e-4, 2e-3}; /* of their distribution */
 static const double perplexity_bound[N_WEIGHTS] = {0.0005, 0.005};
 
 static const char *const names[N_WEIGHTS] = {"BF16", "Q8_0"};
@@ -186,19 +187,41 @@ typedef struct greedy {
     hd_scorer *scorer;
     int n_vocab, n_logit, n_equal, n_all;
     double error, error_sum, margin; /* margin: the largest at which a token differed */
+    double kl_sum;                   /* over prompts */
 } greedy;
+
+enum { N_BEST = 20 };
+
+static double ln_sum_exp(const double *x) {
+    double max = x[0], sum = 0;
+    for (int i = 1; i < N_BEST; i++) max = fmax(max, x[i]);
+    for (int i = 0; i < N_BEST; i++) sum += exp(x[i] - max);
+    return max + log(sum);
+}
+
+/* KL(reference || backend) of the distributions over the 20 best tokens. */
+static double divergence(const double *reference, const double *backend) {
+    double ln_r = ln_sum_exp(reference), ln_b = ln_sum_exp(backend), kl = 0;
+    for (int i = 0; i < N_BEST; i++)
+        kl += exp(reference[i] - ln_r) * (reference[i] - ln_r - backend[i] + ln_b);
+    return kl;
+}
 
 static void check_best(greedy *g, int ix, const float *logits) {
     size_t k;
-    const json_t *pair;
-    json_array_foreach(json_object_get(prompt_at(ix), "top"), k, pair) {
-        json_int_t id = json_integer_value(json_array_get(pair, 0));
-        double e = fabs((double)logits[id] - json_number_value(json_array_get(pair, 1)));
+    const json_t *pair, *top = json_object_get(prompt_at(ix), "top");
+    double reference[N_BEST], backend[N_BEST];
+    assert_int_equal(json_array_size(top), N_BEST);
+    json_array_foreach(top, k, pair) {
+        reference[k] = json_number_value(json_array_get(pair, 1));
+        backend[k] = (double)logits[json_integer_value(json_array_get(pair, 0))];
+        double e = fabs(backend[k] - reference[k]);
         assert_true(isfinite(e));
         g->error = fmax(g->error, e);
         g->error_sum += e;
         g->n_logit++;
     }
+    g->kl_sum += divergence(reference, backend);
 }
 
 /* Feeds the reference's tokens, so that every position is compared. */
@@ -232,12 +255,14 @@ static void golden_prompts(void **state) {
         while (hd_scorer_step(g.scorer, 0, on_greedy, &g) > 0) continue;
         hd_scorer_free(g.scorer);
         close_model(&l);
-        print_message("%s, %s against the reference: best logits max %.3g, mean %.3g; %d of %d "
-                      "greedy tokens, others within %.3g\n",
-                      names[w], config.isa, g.error, g.error_sum / g.n_logit, g.n_equal, g.n_all,
-                      g.margin);
-        assert_int_equal(g.n_logit, 20 * N_PROMPT);
+        print_message(
+            "%s, %s against the reference: best logits max %.3g, mean %.3g, mean KL %.3g; "
+            "%d of %d greedy tokens, others within %.3g\n",
+            names[w], config.isa, g.error, g.error_sum / g.n_logit, g.kl_sum / N_PROMPT, g.n_equal,
+            g.n_all, g.margin);
+        assert_int_equal(g.n_logit, N_BEST * N_PROMPT);
         assert_true(g.error <= best_bound[w] && g.error_sum / g.n_logit <= best_mean_bound[w]);
+        assert_true(g.kl_sum / N_PROMPT <= best_kl_mean_bound[w]);
         assert_true(g.margin <= 2 * g.error); /* equal wherever the margin is larger */
         if (w == 0) assert_int_equal(g.n_equal, g.n_all);
     }

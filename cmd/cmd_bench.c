@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "cmd/anatomy.h"
-#include "cmd/command.h"
+#include "cmd/bench.h"
 #include "engine/load.h"
 #include "engine/sizes.h"
 
@@ -106,6 +106,8 @@ static hd_status open_all(struct bench *b, const char *model) {
     HD_TRY(hd_hparams_read(b->checkpoint, &b->hp));
     HD_TRY(count_weights(b));
     HD_TRY(hd_dev_open(o->backend, &dc, &b->dev));
+    if (b->dev.ops->roofline) HD_TRY(b->dev.ops->roofline(b->dev.ctx, &b->roof));
+    if (o->bench_products) return HD_OK;
     int n_pos = larger(largest(&b->prompts), largest(&b->contexts)), n_seq = largest(&b->batches);
     if (n_pos > b->hp.n_ctx)
         return HD_FAIL(CONTEXT, "%d tokens of context: the model has %d", n_pos, b->hp.n_ctx);
@@ -119,7 +121,7 @@ static hd_status open_all(struct bench *b, const char *model) {
                                .kv_format = kv_format};
     HD_TRY(hd_model_open(b->checkpoint, &b->dev, &b->mo, load_progress, NULL, &b->model));
     hd_batch_init(&b->batch, b->mo.n_row_max, n_seq, b->mo.n_page, b->mo.page_tok);
-    return b->dev.ops->roofline ? b->dev.ops->roofline(b->dev.ctx, &b->roof) : HD_OK;
+    return HD_OK;
 }
 
 static void close_all(struct bench *b) {
@@ -314,8 +316,11 @@ static void describe(struct bench *b, const char *model) {
         hd_json_key(b->json, "machine");
         json_numbers(b->json, keys, values, 3);
     } else {
-        printf("%s on %s: %s; KV %s, pages of %d, %d tokens a step\n", model, name, device.ptr, kv,
-               b->mo.page_tok, b->o->max_num_batched_tokens);
+        if (b->model)
+            printf("%s on %s: %s; KV %s, pages of %d, %d tokens a step\n", model, name, device.ptr,
+                   kv, b->mo.page_tok, b->o->max_num_batched_tokens);
+        else
+            printf("%s: %s\n", name, device.ptr);
         if (b->roof.flops > 0)
             printf("machine: %.1f GFLOP/s float32 multiply-add, %.1f GB/s read (%.0f MB)\n",
                    b->roof.flops / 1e9, b->roof.read_bytes / 1e9,
@@ -345,7 +350,11 @@ static int run(const struct hd_options *o, int n_arg, char **arg) {
     if (s == HD_OK) s = open_all(&b, model);
     if (s == HD_OK) {
         describe(&b, model);
-        run_all(&b);
+        if (o->bench_products)
+            s = hd_bench_products(&(struct hd_bench_products){
+                .dev = &b.dev, .roof = &b.roof, .seconds = o->bench_seconds, .json = b.json});
+        else
+            run_all(&b);
     }
     if (s == HD_OK && o->json) {
         hd_json_object_end(&json);
@@ -365,7 +374,9 @@ const struct hd_command hd_cmd_bench = {
         "single steps of --batch-sizes sequences at --contexts. tok/s is of the median run.\n"
         "'of FMA' and 'of read' compare with float32 multiply-adds and streaming reads measured\n"
         "on the same threads just before; weights and KV read are counted, with even routing.\n\n"
+        "--products times the weight product alone, on random weights.\n\n"
         "  hadal bench mini --threads 1\n"
+        "  hadal bench --products --seconds 0.1\n"
         "  hadal bench v2-lite.gguf --batch-sizes 1,8,32 --contexts 1024 --json\n",
     .run = run,
 };

@@ -29,6 +29,15 @@ test('for people', () => {
   assert.match(r.stdout, /GFLOP\/s float32 multiply-add/);
 });
 
+test('products alone', () => {
+  const r = bench('--products', '--seconds', '0', '--json');
+  assert.equal(r.status, 0, r.stderr);
+  const { products } = JSON.parse(r.stdout);
+  assert.equal(products.length, 3 * 4 * 5);
+  for (const p of products) assert.ok(p.gflops_s > 0 && ['F32', 'F16', 'BF16', 'Q8_0'].includes(p.format));
+  assert.match(bench('--products', '--seconds', '0', '--isa', 'scalar').stdout, /Q8_0 {2}\[2048, 2048\]/);
+});
+
 test('bad lists and contexts are refused', () => {
   for (const bad of ['', '0', '1,,2', '3x', '1,2,', '99999999999'])
     assert.match(bench('--batch-sizes', bad).stderr, /--batch-sizes: expected/);

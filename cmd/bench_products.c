@@ -1,0 +1,115 @@
+/* `hadal bench --products`: the weight product alone, which is most of a model's time. */
+#include "cmd/bench.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { ROW_MAX = 256, WIDTH_MAX = 2048 };
+static const int shapes[][2] = {{256, 256}, {1024, 1024}, {2048, 2048}}; /* out, in */
+static const int row_counts[] = {1, 4, 16, 64, 256};
+static const enum hd_format formats[] = {HD_F32, HD_F16, HD_BF16, HD_Q8_0};
+
+static void fill(float *p, size_t n, float scale) {
+    uint64_t seed = 1;
+    for (size_t i = 0; i < n; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        p[i] = ((float)(seed >> 40) / 8388608.0f - 1) * scale;
+    }
+}
+
+/* Seconds of the fastest of the runs that fit into `seconds`, at least three. */
+static double fastest(const hd_dev *dev, const struct hd_op_proj_add *a, double seconds) {
+    double best = INFINITY, sum = 0;
+    for (int n = 0; n < 3 || (sum < seconds && n < 100000); n++) {
+        int64_t start = hd_now_ns();
+        dev->ops->proj_add(dev->ctx, a);
+        double s = (double)(hd_now_ns() - start) / 1e9;
+        sum += s;
+        if (s < best) best = s;
+    }
+    return best;
+}
+
+struct memory {
+    float *value, *a, *x;
+    void *bytes;
+};
+
+static void time_weight(const struct hd_bench_products *b, const struct memory *m, enum hd_format f,
+                        const int shape[2]) {
+    hd_json *j = b->json;
+    const void *mat[1] = {m->bytes};
+    hd_weight w = {.format = f, .n_in = shape[1], .n_out = shape[0], .n_mat = 1, .mat = mat};
+    size_t n = (size_t)shape[0] * (size_t)shape[1];
+    hd_format_get(f)->encode(m->value, m->bytes, n);
+    if (!j) printf("  %-5s [%4d, %4d]", hd_format_get(f)->name, shape[0], shape[1]);
+    for (size_t r = 0; r < HD_COUNT_OF(row_counts); r++) {
+        struct hd_op_proj_add a = {.n_row = row_counts[r], .a = m->a, .w = &w, .x = m->x};
+        double flops = 2.0 * (double)n * row_counts[r] / fastest(b->dev, &a, b->seconds);
+        double share = b->roof->flops > 0 ? flops / b->roof->flops : 0;
+        if (j) {
+            static const char *const keys[] = {"n_out", "n_in", "rows", "gflops_s", "share_of_fma"};
+            double values[] = {shape[0], shape[1], row_counts[r], flops / 1e9, share};
+            hd_json_object(j);
+            hd_json_key(j, "format");
+            hd_json_str_c(j, hd_format_get(f)->name);
+            for (size_t i = 0; i < HD_COUNT_OF(keys); i++) {
+                hd_json_key(j, keys[i]);
+                hd_json_num(j, values[i]);
+            }
+            hd_json_object_end(j);
+        } else {
+            printf("  %4d: %6.1f (%3.0f %%)", row_counts[r], flops / 1e9, 100 * share);
+        }
+    }
+    if (!j) printf("\n");
+}
+
+hd_status hd_bench_products(const struct hd_bench_products *b) {
+    const hd_dev *dev = b->dev;
+    hd_json *j = b->json;
+    hd_dev_limits l = {.n_row = ROW_MAX,
+                       .n_seq = 1,
+                       .n_out = 1,
+                       .d_model = WIDTH_MAX,
+                       .n_vocab = 1,
+                       .d_ff = WIDTH_MAX,
+                       .d_expert = 32,
+                       .n_expert = 1,
+                       .n_used = 1,
+                       .n_head = 1,
+                       .n_nope = 32,
+                       .n_rope = 32,
+                       .n_c = 32,
+                       .n_v = 32,
+                       .q_lora = 32,
+                       .n_pos = 1};
+    HD_TRY(dev->ops->reserve(dev->ctx, &l));
+    size_t n_weight = (size_t)WIDTH_MAX * WIDTH_MAX, n_row = (size_t)ROW_MAX * WIDTH_MAX;
+    struct memory m = {.value = hd_alloc(n_weight * sizeof(float)),
+                       .a = hd_alloc(n_row * sizeof(float)),
+                       .x = hd_alloc_zero(n_row, sizeof(float)),
+                       .bytes = hd_alloc(n_weight * sizeof(float))};
+    fill(m.value, n_weight, 0.03f);
+    fill(m.a, n_row, 1);
+    if (j) {
+        hd_json_key(j, "products");
+        hd_json_array(j);
+    } else {
+        printf("products, GFLOP/s by rows (share of FMA), best run\n");
+    }
+    for (size_t s = 0; s < HD_COUNT_OF(shapes); s++)
+        for (size_t f = 0; f < HD_COUNT_OF(formats); f++)
+            if (dev->ops->supports(dev->ctx, HD_OP_proj_add, formats[f]))
+                time_weight(b, &m, formats[f], shapes[s]);
+    if (j) hd_json_array_end(j);
+    hd_free(m.value);
+    hd_free(m.a);
+    hd_free(m.x);
+    hd_free(m.bytes);
+    return HD_OK;
+}

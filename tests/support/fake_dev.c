@@ -17,30 +17,16 @@ struct fake_dev {
     uint64_t n_run, garbage;
 };
 
-static uint64_t mix(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
-    return x ^ (x >> 31);
-}
-
-uint64_t fake_hash_begin(uint64_t salt) { return mix(salt + 0x9E3779B97F4A7C15U); }
+uint64_t fake_hash_begin(uint64_t salt) { return rng_mix(salt + 0x9E3779B97F4A7C15U); }
 uint64_t fake_hash_add(uint64_t hash, uint64_t value) {
-    return mix(hash * 3 + value + 0x9E3779B97F4A7C15U);
+    return rng_mix(hash * 3 + value + 0x9E3779B97F4A7C15U);
 }
 
 int32_t fake_next(uint64_t hash) {
-    uint64_t x = mix(hash ^ 0x5851F42D4C957F2DU);
+    uint64_t x = rng_mix(hash ^ 0x5851F42D4C957F2DU);
     if (x % FAKE_STOP_EVERY == 0) return FAKE_STOP;
     return (int32_t)(1 + (x >> 32) % (FAKE_N_VOCAB - 1));
 }
-
-uint64_t rng_next(test_rng *r) { return mix(r->x += 0x9E3779B97F4A7C15U); }
-
-int rng_int(test_rng *r, int lo, int hi) {
-    return lo + (int)(rng_next(r) % (uint64_t)((int64_t)hi - lo + 1));
-}
-
-bool rng_chance(test_rng *r, double p) { return (double)(rng_next(r) >> 11) * 0x1p-53 < p; }
 
 fake_dev *fake_dev_new(int n_page, int page_tok, int n_slot) {
     fake_dev *d = hd_alloc_zero(1, sizeof *d);

@@ -9,8 +9,8 @@
 #define HD_TEST_FAKE_DEV_H
 
 #include "base/batch.h"
+#include "support/rng.h"
 
-#include <stdbool.h>
 #include <stdint.h>
 
 typedef struct fake_dev fake_dev;
@@ -36,13 +36,5 @@ void fake_dev_verify(const fake_dev *d, const hd_batch *b, int seq_ix, const int
 uint64_t fake_hash_begin(uint64_t salt);
 uint64_t fake_hash_add(uint64_t hash, uint64_t value);
 int32_t fake_next(uint64_t hash);
-
-/* Seeded random numbers for tests (splitmix64). */
-typedef struct test_rng {
-    uint64_t x;
-} test_rng;
-uint64_t rng_next(test_rng *r);
-int rng_int(test_rng *r, int lo, int hi); /* lo..hi, both included */
-bool rng_chance(test_rng *r, double p);
 
 #endif

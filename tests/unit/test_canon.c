@@ -1,5 +1,6 @@
 /* model: canonical tensors of a checkpoint: names and shapes, kv_b split per head against direct
  * indexing, experts single and fused, the spellings of GGUF, and what is missing or misshapen. */
+#include "support/canon.h"
 #include "support/check.h"
 #include "support/files.h"
 
@@ -25,23 +26,6 @@ static int tear_down(void **state) {
     (void)state;
     test_remove_dir(dir);
     return 0;
-}
-
-struct opened {
-    hd_checkpoint *c;
-    hd_hparams hp;
-    hd_canon *k;
-};
-
-static void open_all(struct opened *o, const char *path) {
-    assert_ok(hd_checkpoint_open(path, &o->c));
-    assert_ok(hd_hparams_read(o->c, &o->hp));
-    assert_ok(hd_canon_new(o->c, &o->hp, &o->k));
-}
-
-static void close_all(struct opened *o) {
-    hd_canon_free(o->k);
-    hd_checkpoint_close(o->c);
 }
 
 static uint16_t u16_at(const void *p, size_t ix) {

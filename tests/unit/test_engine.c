@@ -5,6 +5,7 @@
 #include "support/allocs.h"
 #include "support/check.h"
 #include "support/files.h"
+#include "support/rng.h"
 
 #include "base/log.h"
 
@@ -151,17 +152,9 @@ static void engine_close(hd_engine *e) {
 
 /* ---- made-up traffic ---- */
 
-static uint64_t rng_state = 1;
-static uint64_t next_u64(void) {
-    uint64_t x = rng_state += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
-static int below(int n) { return (int)(next_u64() % (uint64_t)n); }
-static float uniform(float a, float b) {
-    return a + (b - a) * (float)((double)(next_u64() >> 11) * 0x1p-53);
-}
+static test_rng rng = {.x = 1};
+static int below(int n) { return rng_int(&rng, 0, n - 1); }
+static float uniform(float a, float b) { return a + (b - a) * (float)rng_unit(&rng); }
 
 static const char *const texts[] = {
     "Once upon a time, in a small village, there lived a kind girl named Mia. ",
@@ -192,7 +185,7 @@ static void random_request(hd_engine *e, gen *g, int n_prompt_max, int n_new_max
     g->r.ignore_eos = below(2);
     g->r.priority = below(3);
     s->temperature = below(3) ? uniform(0.2f, 1.5f) : 0;
-    s->seed = next_u64();
+    s->seed = rng_next(&rng);
     s->has_seed = true;
     s->top_k = below(2) ? 0 : 1 + below(100);
     s->top_p = below(2) ? 1 : uniform(0, 1);
@@ -290,7 +283,7 @@ static void equal_bits_in_every_setting(void **state) {
     for (int exact = 0; exact < 2; exact++) {
         hd_engine_config c = config();
         c.exact = exact;
-        rng_state = 3 + (uint64_t)exact;
+        rng.x = 3 + (uint64_t)exact;
         run_alone(&c, alone, n, 200, 40);
         for (size_t k = 0; k < sizeof variants / sizeof variants[0]; k++) {
             /* What was cached may choose the other form of attention, unless exact. */
@@ -309,7 +302,7 @@ static void the_oracle_too(void **state) {
     hd_engine_config c = config();
     c.backend = "ref";
     c.exact = true;
-    rng_state = 9;
+    rng.x = 9;
     run_alone(&c, alone, n, 60, 6);
     const variant v[] = {{.name = "ref, chunk 5", .chunk = 5},
                          {.name = "ref, small pool, prefixes", .prefix = true, .pool_tok = 352}};
@@ -359,7 +352,7 @@ static void a_crowd_equals_its_members(void **state) {
     enum { n = n_crowd };
     gen *alone = calloc(n, sizeof *alone), *again = calloc(n, sizeof *again);
     hd_engine_config c = config();
-    rng_state = 21;
+    rng.x = 21;
     run_alone(&c, alone, n, 80, 16);
     const variant v = {.name = "crowd", .n_thread = 2, .pool_tok = 2048};
     run_variant(&v, c, alone, again, n);
@@ -441,7 +434,7 @@ static void a_folder_equals_its_gguf(void **state) {
             hd_engine *from_gguf = engine(&c);
             const hd_engine_info *info = hd_engine_get_info(from_folder);
             assert_string_equal(hd_engine_get_info(from_gguf)->arch, info->arch);
-            rng_state = 40 + (uint64_t)f;
+            rng.x = 40 + (uint64_t)f;
             for (int i = 0; i < n; i++) {
                 gen_init(&a[i]);
                 a[i].r.n_prompt = 1 + below(100);
@@ -852,7 +845,7 @@ static void the_engine_thread_allocates_nothing(void **state) {
     hd_engine *e = engine(&c);
     enum { n = 8 };
     gen *g = calloc(n, sizeof *g);
-    rng_state = 31;
+    rng.x = 31;
     gen_init(&g[0]);
     fill_prompt(e, &g[0], 5, 0);
     g[0].r.max_tokens = 1;

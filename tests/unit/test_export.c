@@ -1,6 +1,7 @@
 /* model: what hadal convert writes. The written file gives back the same hyper-parameters and, in
  * the source's format, the same bytes; other formats are the reference encoding; weights that a
  * format cannot hold are named. And the embedded model is what its card says. */
+#include "support/canon.h"
 #include "support/check.h"
 #include "support/files.h"
 
@@ -24,23 +25,6 @@ static int tear_down(void **state) {
     (void)state;
     test_remove_dir(dir);
     return 0;
-}
-
-struct opened {
-    hd_checkpoint *c;
-    hd_hparams hp;
-    hd_canon *k;
-};
-
-static void open_all(struct opened *o, const char *path) {
-    assert_ok(hd_checkpoint_open(path, &o->c));
-    assert_ok(hd_hparams_read(o->c, &o->hp));
-    assert_ok(hd_canon_new(o->c, &o->hp, &o->k));
-}
-
-static void close_all(struct opened *o) {
-    hd_canon_free(o->k);
-    hd_checkpoint_close(o->c);
 }
 
 static uint64_t n_told;

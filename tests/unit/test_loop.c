@@ -4,6 +4,7 @@
 #include "engine/loop.h"
 #include "support/allocs.h"
 #include "support/check.h"
+#include "support/rng.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -32,14 +33,8 @@ typedef struct fake {
     _Atomic int n_entered;
 } fake;
 
-static uint64_t mix(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
-
 static uint64_t extend(uint64_t h, int32_t token) {
-    return mix(h + 0x9E3779B97F4A7C15u * (uint64_t)(token + 1));
+    return rng_mix(h + 0x9E3779B97F4A7C15u * (uint64_t)(token + 1));
 }
 
 /* Never 0, which the tests use as the end token. */
@@ -181,7 +176,7 @@ static hd_request request_for(receiver *v, int n_prompt, int max_tokens) {
 }
 
 static void fill_prompt(receiver *v, int n, uint64_t seed) {
-    for (int i = 0; i < n; i++) v->prompt[i] = token_of(mix(seed + (uint64_t)i));
+    for (int i = 0; i < n; i++) v->prompt[i] = token_of(rng_mix(seed + (uint64_t)i));
 }
 
 /* What was received is a prefix of what the fake says. */
@@ -272,7 +267,7 @@ static void a_storm_keeps_every_promise(void **state) {
         bool is_cancelled[n_req] = {false};
         uint64_t x = seed;
         while (n_sent < n_req || turn(&g)) {
-            x = mix(x + 1);
+            x = rng_mix(x + 1);
             if (n_sent < n_req && x % 3 == 0) {
                 int i = n_sent, n_prompt = 1 + (int)((x >> 8) % 100);
                 fill_prompt(&v[i], n_prompt, (x >> 20) % 4);
@@ -676,7 +671,7 @@ static void the_loop_allocates_nothing(void **state) {
     int n_sent = 0;
     hd_engine_stats s = {0};
     long before = test_allocs_count();
-    for (uint64_t x = 1; s.n_step < 1500 || s.n_preempt == 0; x = mix(x)) {
+    for (uint64_t x = 1; s.n_step < 1500 || s.n_preempt == 0; x = rng_mix(x)) {
         hd_request r;
         hd_request_init(&r);
         r.prompt = prompts.prompt;
@@ -815,7 +810,7 @@ static void *client_main(void *arg) {
     static int32_t prompt[50];
     uint64_t x = c->seed;
     for (int i = 0; i < 300; i++) {
-        x = mix(x + 1);
+        x = rng_mix(x + 1);
         hd_request r;
         hd_request_init(&r);
         r.prompt = prompt;

@@ -1,6 +1,7 @@
 /* sampler: against a naive version that sorts everything, at the extremes, and statistically. */
 #include "engine/sampler.h"
 #include "support/check.h"
+#include "support/rng.h"
 
 #include <float.h>
 #include <math.h>
@@ -8,17 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t rng_state = 1;
-static uint64_t next_u64(void) {
-    uint64_t x = rng_state += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
-static int below(int n) { return (int)(next_u64() % (uint64_t)n); }
-static float uniform(float a, float b) {
-    return a + (b - a) * (float)((double)(next_u64() >> 11) * 0x1p-53);
-}
+static test_rng rng = {.x = 1};
+static int below(int n) { return rng_int(&rng, 0, n - 1); }
+static float uniform(float a, float b) { return a + (b - a) * (float)rng_unit(&rng); }
 
 /* ---- the naive version: probabilities of every id, in doubles ---- */
 
@@ -153,7 +146,7 @@ static void draw_many(const hd_sampling *set, int n_row, const char *what) {
     for (int i = 0; i < n_row; i++) logits[i] = uniform(-3, 3);
     int32_t prompt[] = {1, 1, 5}, generated[] = {2, 5, 5, 5}, no_token[] = {7, n_row - 1};
     hd_sampler_spec spec = {
-        .sampling = set, .seed = next_u64(), .prompt = prompt, .n_prompt = 3, .n_new_max = 4};
+        .sampling = set, .seed = rng_next(&rng), .prompt = prompt, .n_prompt = 3, .n_new_max = 4};
     hd_sampler_desk *d = hd_sampler_desk_new(n_row, no_token, 2);
     naive v = {.n = n_row,
                .set = set,
@@ -183,7 +176,7 @@ static void draw_many(const hd_sampling *set, int n_row, const char *what) {
 static void draws_follow_the_distribution(void **state) {
     (void)state;
     hd_sampling s;
-    rng_state = 11;
+    rng.x = 11;
     plain(&s);
     draw_many(&s, 50, "plain");
     s.temperature = 0.5f;
@@ -219,7 +212,7 @@ static void draws_follow_the_distribution(void **state) {
 /* Every draw lands inside the naive version's support, and greedy agrees exactly. */
 static void random_settings_agree_with_naive(void **state) {
     (void)state;
-    rng_state = 5;
+    rng.x = 5;
     for (int round = 0; round < 3000; round++) {
         int n = 2 + below(60);
         float logits[64];
@@ -285,7 +278,7 @@ static void random_settings_agree_with_naive(void **state) {
 /* A cut that cuts nothing off changes no draw. */
 static void an_idle_cut_changes_nothing(void **state) {
     (void)state;
-    rng_state = 8;
+    rng.x = 8;
     enum { n = 500 };
     float logits[n];
     for (int i = 0; i < n; i++) logits[i] = uniform(-6, 6);
@@ -397,7 +390,7 @@ static void non_finite_rows_are_refused(void **state) {
 
 static void logprobs_are_of_the_raw_row(void **state) {
     (void)state;
-    rng_state = 77;
+    rng.x = 77;
     enum { n = 300 };
     float logits[n];
     for (int i = 0; i < n; i++) logits[i] = (float)below(40) * 0.25f; /* ties */

@@ -1,0 +1,17 @@
+/* A checkpoint with what lib/model makes of it: hyper-parameters and canonical tensors. */
+#ifndef HD_TEST_CANON_H
+#define HD_TEST_CANON_H
+
+#include "model/model.h"
+
+struct opened {
+    hd_checkpoint *c;
+    hd_hparams hp;
+    hd_canon *k;
+};
+
+/* Fails the test when something of it cannot be opened. */
+void open_all(struct opened *o, const char *path);
+void close_all(struct opened *o);
+
+#endif

@@ -8,6 +8,8 @@
 #include "base/utf8.h"
 #include "text/unicode.h"
 
+#include <stdio.h>
+
 typedef size_t (*split_fn)(const char *p, size_t n);
 
 struct hd_pretok {
@@ -149,7 +151,15 @@ const hd_pretok *hd_pretok_by_name(hd_str pre) {
 }
 
 const char *hd_pretok_name(const hd_pretok *row) { return row->name; }
-const char *hd_pretok_known(void) { return "deepseek-v3"; }
+
+const char *hd_pretok_known(void) {
+    static _Thread_local char text[256];
+    size_t n = 0;
+    for (size_t r = 0; r < HD_COUNT_OF(rows) && n < sizeof text; r++)
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", r ? ", " : "", rows[r].name);
+    return text;
+}
+
 
 void hd_words_begin(hd_words *w, const hd_pretok *row, hd_str text) {
     w->row = row;

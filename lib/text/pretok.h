@@ -19,7 +19,7 @@ const hd_pretok *hd_pretok_by_patterns(const hd_str *pattern, size_t n);
 /* By GGUF's tokenizer.ggml.pre, or NULL. */
 const hd_pretok *hd_pretok_by_name(hd_str pre);
 const char *hd_pretok_name(const hd_pretok *row);
-/* Names of all rows, separated by ", ": for messages. */
+/* Names of all rows, separated by ", ": for messages. Valid on this thread. */
 const char *hd_pretok_known(void);
 
 enum { HD_SPLIT_MAX = 6 };

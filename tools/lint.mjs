@@ -1,5 +1,6 @@
 // Lint that clang-tidy cannot do: include direction, file, function and parameter limits, banned
-// calls, shape comments, unfinished work, what documents name. Usage: node tools/lint.mjs [--self-test]
+// calls, shape comments, unfinished work, what documents name, rows that nothing uses.
+// Usage: node tools/lint.mjs [--self-test]
 // It reads the files git knows (tracked, and untracked but not ignored) and exits 1 with one line a fault.
 import { execFileSync } from 'node:child_process';
 import { readFileSync } from 'node:fs';
@@ -132,6 +133,23 @@ function checkDocument(file, text, all, fault) {
   });
 }
 
+// Rows that nothing uses: options that no command reads or takes, metrics that nobody updates.
+function checkTables(files, read, fault) {
+  const rows = (file, pattern) => files.includes(file)
+    ? read(file).split('\n').flatMap((line, i) => { const m = pattern.exec(line); return m ? [[i + 1, m, line]] : []; }) : [];
+  const source = (pattern) => files.filter((f) => pattern.test(f)).map(read).join('\n');
+  const cmd = source(/^cmd\/.*\.c$/), code = source(/^(lib|srv|cmd)\/.*\.c$/);
+  const commands = new Set(rows('cmd/commands.def', /^HD_COMMAND\((\w+)\)/).map(([, m]) => m[1]));
+  for (const [at, [, field], line] of rows('cmd/options.def', /^[A-Z]+ *\((\w+), "/)) {
+    if (!new RegExp(`(->|\\.)${field}\\b`).test(cmd)) fault('cmd/options.def', at, `option ${field} is read nowhere`);
+    const takers = line.match(/"[^"]*"/g).map((q) => q.slice(1, -1));
+    if (!takers.some((t) => t === '*' || (t && t.split(' ').every((c) => commands.has(c)))))
+      fault('cmd/options.def', at, `option ${field}: its commands are not all in commands.def`);
+  }
+  for (const [at, [, id]] of rows('lib/base/metrics.def', /^HD_(?:COUNTER|GAUGE|HISTOGRAM)\((\w+)/))
+    if (!new RegExp(`\\bHD_M_${id}\\b`).test(code)) fault('lib/base/metrics.def', at, `metric ${id} is updated nowhere`);
+}
+
 function lint(files, read, all = files) {
   const faults = [];
   const stems = new Map();
@@ -145,6 +163,7 @@ function lint(files, read, all = files) {
     if (m && stems.has(m[1])) fault(1, `same name as ${stems.get(m[1])}`);
     if (m) stems.set(m[1], file);
   }
+  checkTables(files, read, (file, line, what) => faults.push(`${file}:${line}: ${what}`));
   return faults;
 }
 
@@ -161,6 +180,9 @@ function selfTest() {
     ['lib/kv/a.c', 'int x;\n', 'no comment at its head'],
     ['lib/dev/op.h', '/* a */\nstruct a {\n    const float *x;\n};\n', 'without its shape'],
     ['lib/kv/a.c', '/* a TO' + 'DO b */\n', 'unfinished work'],
+    ['lib/base/metrics.def', 'HD_GAUGE(A, "a", "b")\n', 'metric A is updated nowhere'],
+    ['cmd/options.def', 'BOOL(a, "a", 0, "false", "gone", "b")\n', 'option a is read nowhere'],
+    ['cmd/options.def', 'BOOL(a, "a", 0, "false", "gone", "b")\n', 'not all in commands.def'],
     ['docs/a.md', '[b](b.md)\n', 'link to b.md'],
     ['docs/a.md', 'see `lib/kv/gone.c`\n', 'lib/kv/gone.c: no such file'],
   ];

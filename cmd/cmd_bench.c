@@ -90,18 +90,12 @@ static hd_status count_weights(struct bench *b) {
     return HD_OK;
 }
 
-static void load_progress(void *user, int done, int all) {
-    (void)user;
-    hd_progress(NULL, "loading", all > 0 ? (double)done / all : 1);
-}
-
 static hd_status open_all(struct bench *b, const char *model) {
     const struct hd_options *o = b->o;
     hd_engine_config config = {.model = model};
     hd_dev_config dc = {.n_thread = o->threads, .isa = o->isa};
-    enum hd_format kv_format = HD_F32;
-    if (strcmp(o->kv_cache_dtype, "auto") != 0)
-        HD_TRY(hd_format_by_name(o->kv_cache_dtype, &kv_format));
+    enum hd_format kv_format;
+    HD_TRY(hd_engine_kv_format(o->kv_cache_dtype, &kv_format));
     HD_TRY(hd_engine_open_checkpoint(&config, &b->checkpoint));
     HD_TRY(hd_hparams_read(b->checkpoint, &b->hp));
     HD_TRY(count_weights(b));
@@ -119,7 +113,7 @@ static hd_status open_all(struct bench *b, const char *model) {
                                .n_page = seq_pages * n_seq,
                                .page_tok = o->block_size,
                                .kv_format = kv_format};
-    HD_TRY(hd_model_open(b->checkpoint, &b->dev, &b->mo, load_progress, NULL, &b->model));
+    HD_TRY(hd_model_open(b->checkpoint, &b->dev, &b->mo, hd_load_progress, NULL, &b->model));
     hd_batch_init(&b->batch, b->mo.n_row_max, n_seq, b->mo.n_page, b->mo.page_tok);
     return HD_OK;
 }

@@ -44,11 +44,6 @@ hd_status hd_eval_check_fits(const struct hd_eval *e, int n_tok, const char *wha
                    what, n_tok, e->mo.n_pos_max, e->hp.n_ctx);
 }
 
-static void load_progress(void *user, int done, int all) {
-    (void)user;
-    hd_progress(NULL, "loading", all > 0 ? (double)done / all : 1);
-}
-
 /* The context asked for, or the model's up to a size that any host has memory for. */
 static int choose_n_pos(const struct hd_eval *e) {
     enum { modest = 8192 };
@@ -81,16 +76,15 @@ static hd_status open_all(struct hd_eval *e, const char *model) {
     const struct hd_options *o = e->o;
     hd_engine_config config = {.model = model};
     hd_dev_config dc = {.n_thread = o->threads, .isa = o->isa};
-    enum hd_format kv_format = HD_F32;
-    if (strcmp(o->kv_cache_dtype, "auto") != 0)
-        HD_TRY(hd_format_by_name(o->kv_cache_dtype, &kv_format));
+    enum hd_format kv_format;
+    HD_TRY(hd_engine_kv_format(o->kv_cache_dtype, &kv_format));
     HD_TRY(hd_engine_open_checkpoint(&config, &e->checkpoint));
     if (o->eval_perplexity || o->eval_golden) /* cases are token ids */
         HD_TRY(hd_engine_open_tokenizer(e->checkpoint, o->tokenizer, &e->tokenizer));
     HD_TRY(hd_hparams_read(e->checkpoint, &e->hp));
     HD_TRY(hd_dev_open(o->backend, &dc, &e->dev));
     choose_sizes(e, kv_format);
-    return hd_model_open(e->checkpoint, &e->dev, &e->mo, load_progress, NULL, &e->model);
+    return hd_model_open(e->checkpoint, &e->dev, &e->mo, hd_load_progress, NULL, &e->model);
 }
 
 static void close_all(struct hd_eval *e) {

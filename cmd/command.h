@@ -48,4 +48,7 @@ void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c);
 /* A progress bar on stderr when it is a terminal; nothing otherwise. done in [0, 1]; 1 ends it. */
 void hd_progress(void *unused, const char *what, double done);
 
+/* The same for hd_model_open. */
+void hd_load_progress(void *unused, int done, int all);
+
 #endif

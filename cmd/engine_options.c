@@ -27,6 +27,10 @@ void hd_progress(void *unused, const char *what, double done) {
     is_shown = true;
 }
 
+void hd_load_progress(void *unused, int done, int all) {
+    hd_progress(unused, "loading", all > 0 ? (double)done / all : 1);
+}
+
 static int smaller_nonzero(int a, int b) {
     if (a == 0 || b == 0) return a + b;
     return a < b ? a : b;

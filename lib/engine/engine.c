@@ -60,22 +60,6 @@ static hd_status open_text(hd_engine *e, const hd_engine_config *c, int n_vocab)
     return HD_OK;
 }
 
-/* auto is F32. F16 halves the memory, and costs more than the weights' own format may: on the
- * embedded model with BF16 weights, mean KL 8e-4 against F32 over 6000 tokens of prose (context
- * 1024), because rounding moves the choice of experts; the bound for BF16 is 1e-4. */
-static hd_status choose_kv_format(const hd_engine *e, const char *name, enum hd_format *out) {
-    *out = HD_F32;
-    if (!name || strcmp(name, "auto") == 0) return HD_OK;
-    hd_status s = hd_format_by_name(name, out);
-    if (s == HD_OK && *out != HD_F32 && *out != HD_F16 && *out != HD_BF16)
-        s = HD_FAIL(INVALID, "expected auto, f32, f16 or bf16, found %s", name);
-    if (s != HD_OK) return hd_fail_context(HD_E_INVALID, "kv_cache_dtype");
-    if (!e->dev.ops->supports(e->dev.ctx, HD_OP_mla_attn, *out))
-        return HD_FAIL(UNSUPPORTED, "kv_cache_dtype %s: backend %s does not support it", name,
-                       e->dev.ops->name);
-    return HD_OK;
-}
-
 static hd_status open_device(hd_engine *e, const hd_engine_config *c) {
     hd_dev_config dc = {.n_thread = c->n_thread, .isa = c->isa ? c->isa : "auto"};
     HD_TRY(hd_dev_open(c->backend ? c->backend : "auto", &dc, &e->dev));
@@ -250,7 +234,7 @@ static hd_status open_parts(hd_engine *e, const hd_engine_config *c) {
     HD_TRY(open_text(e, c, hp.n_vocab));
     HD_TRY(open_device(e, c));
     enum hd_format kv_format;
-    HD_TRY(choose_kv_format(e, c->kv_cache_dtype, &kv_format));
+    HD_TRY(hd_engine_kv_format(c->kv_cache_dtype, &kv_format));
     hd_engine_sizes z;
     HD_TRY(hd_engine_size(c, &hp, kv_format, free_after_loading(e), &z));
     char hash[33];

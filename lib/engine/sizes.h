@@ -18,6 +18,10 @@ HD_MUST_CHECK hd_status hd_engine_size(const hd_engine_config *c, const hd_hpara
                                        enum hd_format kv_format, uint64_t free_bytes,
                                        hd_engine_sizes *out);
 
+/* The number type that hd_engine_config.kv_cache_dtype means; NULL and "auto": F32. HD_E_INVALID:
+ * another word than those. Whether the backend has it is hd_model_open's to say. */
+HD_MUST_CHECK hd_status hd_engine_kv_format(const char *name, enum hd_format *out);
+
 /* Prompt tokens to compute from which expanding K and V from the latent costs less than attending
  * over the latent itself. Per cached token, layer and head, expanding takes n_c*(n_nope+n_v)
  * multiplications once; per query, absorbed attention takes (n_c+n_rope) + n_c and expanded

@@ -5,7 +5,7 @@ import { existsSync, mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { after, before, test } from 'node:test';
 import { chromium } from 'playwright-core';
-import { BUILD_DIR, startServer, until } from '../clients/server.mjs';
+import { BUILD_DIR, killServers, startServer, until } from '../clients/server.mjs';
 
 const STORY = 'Tell me a story about a fox named Mia.';
 const SHOTS = join(BUILD_DIR, 'browser');
@@ -25,8 +25,12 @@ before(async () => {
 });
 after(async () => {
     await browser?.close();
-    await server?.idle();
-    await server?.stop();
+    try {
+        await server?.idle();
+        await server?.stop();
+    } finally {
+        killServers();
+    }
 });
 
 /** Opens the page with empty storage, runs act, and fails on what no page may do. */

@@ -5,7 +5,7 @@ import { get } from 'node:http';
 import { after, before, test } from 'node:test';
 import { gunzipSync } from 'node:zlib';
 import OpenAI from 'openai';
-import { SOURCE_DIR, startServer, until } from './server.mjs';
+import { killServers, SOURCE_DIR, startServer, until } from './server.mjs';
 
 const STORY = 'Tell me a story about a fox named Mia.';
 const off = { thinking: { type: 'disabled' } };
@@ -22,8 +22,12 @@ before(async () => {
     client = connect(server.url);
 });
 after(async () => {
-    await server?.idle();
-    await server?.stop();
+    try {
+        await server?.idle();
+        await server?.stop();
+    } finally {
+        killServers();
+    }
 });
 
 const ask = (content, extra = {}) =>

@@ -28,13 +28,23 @@ export async function until(what, ask, limitMs = 20_000) {
     }
 }
 
+const alive = new Set();
+
+/** For the after() of a test file: a server that a failed test left would keep the file from ending. */
+export function killServers() {
+    for (const server of alive) server.kill();
+}
+
 class Server {
     constructor(child, folder) {
         Object.assign(this, { child, folder, log: '', exit: null });
         child.stderr.setEncoding('utf8').on('data', (s) => (this.log += s));
         child.stdout.setEncoding('utf8').on('data', (s) => (this.log += s));
-        this.ended = new Promise((resolve) =>
-            child.on('close', (code, signal) => resolve((this.exit = { code, signal }))));
+        alive.add(this);
+        this.ended = new Promise((resolve) => child.on('close', (code, signal) => {
+            alive.delete(this);
+            resolve((this.exit = { code, signal }));
+        }));
         this.kill = () => child.kill('SIGKILL');
         process.on('exit', this.kill);
     }

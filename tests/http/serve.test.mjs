@@ -8,10 +8,13 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { startServer, until } from '../clients/server.mjs';
+import { killServers, startServer, until } from '../clients/server.mjs';
 
 const folder = mkdtempSync(join(tmpdir(), 'hadal-http-'));
-after(() => rmSync(folder, { recursive: true, force: true }));
+after(() => {
+    killServers();
+    rmSync(folder, { recursive: true, force: true });
+});
 
 const user = (content) => [{ role: 'user', content }];
 const STORY = user('Tell me a story about a fox named Mia.');
@@ -57,12 +60,13 @@ test('clients that leave give back their pages, and their neighbours notice noth
     for (const [name, body, text] of [
         ['streaming', { ...long, stream: true }, 'data: '],
         ['collected', long],
-        ['prefill', { messages: LONG, stream: true }],
+        ['prefill', { ...long, messages: LONG, max_tokens: 400, stream: true }],
     ]) {
         const gone = await server.metric('hadal_http_clients_gone_total');
+        const admitted = await server.metric('vllm:prompt_tokens_total');
         const { socket, ready } = raw(server, body, text);
         await ready;
-        if (text === undefined) await sleep(30);
+        await until(`${name}: admitted`, async () => (await server.metric('vllm:prompt_tokens_total')) > admitted);
         socket.destroy();
         await until(`${name}: client seen to leave`, async () => (await server.metric('hadal_http_clients_gone_total')) > gone, 5000);
         await until(`${name}: request ended`, async () => (await running(server)) + (await waiting(server)) <= 1, 5000);

@@ -40,12 +40,22 @@ static void on_signal(int sig) {
     raise(sig);
 }
 
-static void guard(const char *path) {
-    snprintf(temporary, sizeof temporary, "%s", path);
-    if (!path[0]) return;
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
-    signal(SIGHUP, on_signal);
+static const int ending_signals[] = {SIGINT, SIGTERM, SIGHUP};
+
+/* Creates the writer; no signal comes between the file's birth and the handler that knows it. */
+static hd_status create_guarded(const char *target, hd_gguf_writer **w) {
+    sigset_t set, before;
+    sigemptyset(&set);
+    for (size_t i = 0; i < HD_COUNT_OF(ending_signals); i++) sigaddset(&set, ending_signals[i]);
+    sigprocmask(SIG_BLOCK, &set, &before);
+    hd_status s = hd_gguf_create(target, w);
+    if (s == HD_OK) {
+        snprintf(temporary, sizeof temporary, "%s", hd_gguf_temporary(*w));
+        for (size_t i = 0; i < HD_COUNT_OF(ending_signals); i++)
+            signal(ending_signals[i], on_signal);
+    }
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    return s;
 }
 
 /* ---- tokenizer and what else lies beside the weights ---- */
@@ -377,8 +387,7 @@ static hd_status convert(struct job *j, const char *source, const char *target) 
     HD_TRY(hd_canon_new(j->c, &j->hp, &j->k));
     choose_formats(j);
     note_unused(j);
-    HD_TRY(hd_gguf_create(target, &j->w));
-    guard(hd_gguf_temporary(j->w));
+    HD_TRY(create_guarded(target, &j->w));
     hd_status s = write_all(j);
     if (s != HD_OK) {
         hd_gguf_abandon(j->w);
@@ -386,7 +395,7 @@ static hd_status convert(struct job *j, const char *source, const char *target) 
         s = hd_gguf_finish(j->w);
         hd_progress(NULL, "converting", 1);
     }
-    guard("");
+    temporary[0] = 0;
     return s;
 }
 
@@ -413,13 +422,14 @@ static int run(const struct hd_options *o, int n_arg, char **arg) {
     struct job j = {.wanted = HD_EXPORT_AUTO};
     enum hd_format f;
     int64_t start = hd_now_ns();
-    hd_buf_init(&j.notes, 1 << 20);
     if (o->name) snprintf(j.hp.name, sizeof j.hp.name, "%s", o->name);
-    hd_status s = check_target(arg[1], o->force);
-    if (s == HD_OK && strcmp(o->outtype, "auto") != 0) {
-        s = hd_format_by_name(o->outtype, &f);
+    if (strcmp(o->outtype, "auto") != 0) {
+        if (hd_format_by_name(o->outtype, &f) != HD_OK)
+            return hd_command_usage(&hd_cmd_convert, "--outtype: %s, and auto", hd_error_text());
         j.wanted = (int)f;
     }
+    hd_buf_init(&j.notes, 1 << 20);
+    hd_status s = check_target(arg[1], o->force);
     if (s == HD_OK) s = convert(&j, arg[0], arg[1]);
     int rc = s == HD_OK ? 0 : hd_command_error(&hd_cmd_convert);
     if (s == HD_OK) report(&j, arg[1], (double)(hd_now_ns() - start) * 1e-9);

@@ -76,6 +76,17 @@ test('tokenizer, template and sampling go along, from GGUF to GGUF too', () => {
   assert.match(ids(mini), /ids/);
 });
 
+test('block formats, and back: rows that are no whole blocks stay F16', () => {
+  const formats = (file) => new Set(look(file, '--tensors', '--no-hash').tensors.map((t) => t.format));
+  for (const [type, name] of [['q4_0', 'Q4_0'], ['q6_k', 'Q6_K'], ['iq4_xs', 'IQ4_XS'], ['mxfp4', 'MXFP4']]) {
+    const said = done('convert', mini, to(`${type}.gguf`), '--outtype', type);
+    assert.ok(formats(to(`${type}.gguf`)).has(name), type);
+    assert.equal(/stays F16/.test(said), type.includes('k') || type.includes('xs'), said);
+    done('convert', to(`${type}.gguf`), to('back.gguf'), '--outtype', 'f32', '--force');
+    assert.deepEqual(formats(to('back.gguf')), new Set(['F32']));
+  }
+});
+
 test('an existing target is kept unless --force says otherwise', () => {
   writeFileSync(to('kept.gguf'), 'precious');
   refuse(1, /kept\.gguf: exists already \(--force replaces it\)/, 'convert', v3, to('kept.gguf'));

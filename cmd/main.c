@@ -40,9 +40,13 @@ static const hd_opt_row option_rows[] = {
 };
 
 /* Variables with our prefix that are not options: Kubernetes' service links, and the tests' own. */
-static const char *const env_ignored[] = {
-    "HADAL_SERVICE_*", "HADAL_PORT_*", "HADAL_TEST_*",  "HADAL_SOURCE_DIR",
-    "HADAL_BUILD_DIR", "HADAL_BIN",    "HADAL_OFFLINE", NULL};
+static const char *const env_ignored[] = {"HADAL_SERVICE_*",
+                                          "HADAL_PORT_*",
+                                          "HADAL_TEST_*",
+                                          "HADAL_SOURCE_DIR",
+                                          "HADAL_BUILD_DIR",
+                                          "HADAL_BIN",
+                                          NULL};
 
 int hd_command_error(const struct hd_command *c) {
     fprintf(stderr, "hadal %s: %s\n", c->name, hd_error_text());

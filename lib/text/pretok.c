@@ -160,7 +160,6 @@ const char *hd_pretok_known(void) {
     return text;
 }
 
-
 void hd_words_begin(hd_words *w, const hd_pretok *row, hd_str text) {
     w->row = row;
     w->at = text.ptr ? text.ptr : "";

@@ -200,10 +200,12 @@ static struct point measure(struct bench *b, int n, int context) {
     return p;
 }
 
-/* Multiply-adds of one query and head over one position, both forms (kernels of MLA). */
+/* Of n_query_pos pairs of a query and a position. Only latent attention has a form that reads the
+ * latent itself; others have keys and values of a head's size. */
 static double attention_flop(const struct bench *b, bool is_expanded, double n_query_pos) {
     const hd_hparams *h = &b->hp;
-    double each = is_expanded ? h->n_nope + h->n_rope + h->n_v : 2 * h->n_c + h->n_rope;
+    bool has_heads = is_expanded || h->n_c == 0;
+    double each = has_heads ? h->n_nope + h->n_rope + h->n_v : 2 * h->n_c + h->n_rope;
     return 2 * each * n_query_pos * h->n_head * h->n_layer;
 }
 

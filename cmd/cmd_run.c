@@ -18,6 +18,7 @@ typedef struct session {
     const struct hd_options *o;
     hd_engine *e;
     bool thinking, is_tty;
+    bool is_raw;              /* the prompt is continued as it is */
     hd_chat_message *message; /* [n_message], contents on the heap */
     size_t n_message, message_room;
     char *system; /* or NULL */
@@ -136,7 +137,7 @@ static hd_status generate(session *s, const hd_token_list *prompt, bool in_reaso
     hd_request r;
     fill_request(s, prompt, &r, stop);
     hd_text_stream_options so = {.in_reasoning = in_reasoning,
-                                 .split_reasoning = !s->o->raw,
+                                 .split_reasoning = !s->is_raw,
                                  .stop = stop,
                                  .n_stop = r.n_stop};
     HD_TRY(hd_text_stream_new(s->e, &so, &p->stream));
@@ -326,9 +327,21 @@ static int chat(session *s) {
     return rc;
 }
 
+/* A prompt that writes the begin-of-sentence marker itself is already encoded. */
+static bool names_bos(const hd_engine *e, hd_str text) {
+    int32_t id = hd_engine_get_info(e)->bos;
+    hd_str bos = id >= 0 ? hd_engine_token_bytes(e, id) : (hd_str){"", 0};
+    return bos.len > 0 && text.len >= bos.len && memcmp(text.ptr, bos.ptr, bos.len) == 0;
+}
+
 static int one_shot(session *s) {
     hd_str text = hd_str_of(s->o->prompt);
-    if ((s->o->raw ? complete(s, text) : answer(s, text)) != HD_OK)
+    s->is_raw = s->o->raw || names_bos(s->e, text);
+    if (s->is_raw && (s->o->system || s->o->thinking))
+        return hd_command_usage(&hd_cmd_run, "the prompt begins with the begin-of-sentence "
+                                             "marker, so it has no chat: no --system, no "
+                                             "--thinking");
+    if ((s->is_raw ? complete(s, text) : answer(s, text)) != HD_OK)
         return hd_command_error(&hd_cmd_run);
     if (!s->o->json && !ferror(stdout)) print_stats(&s->last);
     return s->last.finish == HD_FINISH_CANCELLED ? exit_interrupted : 0;
@@ -368,7 +381,9 @@ const struct hd_command hd_cmd_run = {
     .usage = "[-p TEXT] [options]",
     .details =
         "With -p the answer goes to stdout and one line of figures to stderr. Without it, a\n"
-        "chat: each line of stdin is a message, /help lists the commands.\n\n"
+        "chat: each line of stdin is a message, /help lists the commands. A prompt that begins\n"
+        "with the begin-of-sentence marker is taken as already encoded, as with --raw: the\n"
+        "special tokens written in it count.\n\n"
         "  hadal run -p 'What is 12 + 30?' --temp 0\n"
         "  hadal run --raw -p 'Once upon a time' -n 100\n"
         "  hadal run --model DeepSeek-V2-Lite.gguf --system 'Answer in French.'\n",

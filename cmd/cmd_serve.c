@@ -40,6 +40,9 @@ static hd_status read_key_file(keys *k, const char *path) {
     int n_before = k->n;
     while (s == HD_OK && fgets(line, sizeof line, f)) {
         size_t n = strlen(line);
+        if (n == 0) /* it would never end on a device of zeros */
+            s = HD_FAIL(INVALID, "api-key-file %s: expected lines of text, found a zero byte",
+                        path);
         if (n == sizeof line - 1)
             s = HD_FAIL(INVALID, "api-key-file %s: a line is longer than %d bytes", path,
                         key_line_max - 2);

@@ -70,6 +70,7 @@ static hd_status refuse_fields(const hd_api_in *in) {
     v = hd_api_get(in, "use_beam_search");
     if (v && !json_is_false(v)) return unsupported(in, "use_beam_search", NULL);
     v = hd_api_get(in, "modalities");
+    if (v && !json_is_array(v)) return hd_api_wrong(in, "modalities", "an array of strings", v);
     for (size_t i = 0; i < json_array_size(v); i++) {
         const json_t *item = json_array_get(v, i);
         if (!json_is_string(item) || strcmp(json_string_value(item), "text") != 0)

@@ -126,6 +126,24 @@ static void hold(hd_choice *ch, const hd_gen_event *ev, const hd_top_logprob *to
     if (ev->n_top > 0) memcpy(t->top, top, (size_t)ev->n_top * sizeof *top);
 }
 
+/* Counts the characters that a token's bytes begin. Bytes that cannot be part of any become one
+ * U+FFFD in the text, as the stream makes them. */
+static void count_token(hd_choice *ch, hd_str bytes) {
+    size_t n_whole = ch->n_char - (ch->n_tail > 0);
+    for (size_t i = 0; i < bytes.len; i++) {
+        ch->tail[ch->n_tail++] = bytes.ptr[i];
+        while (ch->n_tail > 0 && !hd_utf8_is_partial(ch->tail, ch->n_tail)) {
+            uint32_t cp;
+            size_t n = hd_utf8_decode(ch->tail, ch->n_tail, &cp);
+            if (n == 0) n = hd_utf8_invalid_len(ch->tail, ch->n_tail);
+            n_whole++;
+            ch->n_tail -= n;
+            memmove(ch->tail, ch->tail + n, ch->n_tail);
+        }
+    }
+    ch->n_char = n_whole + (ch->n_tail > 0);
+}
+
 /* ---- events ---- */
 
 static void take_text(hd_choice *ch, hd_text_out out) {
@@ -151,10 +169,8 @@ static void take_token(hd_choice *ch, const hd_gen_event *ev, const hd_top_logpr
     /* No item for what is no text: a skipped special token, a reasoning marker. */
     bool is_marker = out.in_reasoning != was_reasoning;
     if (wants_logprobs && !out.stopped && (out.n_in == ch->n_byte || is_marker)) ch->n_held--;
-    if (out.n_in != ch->n_byte && !is_marker) {
-        hd_str bytes = hd_engine_token_bytes(g->engine, ev->token);
-        ch->n_char += hd_utf8_count(bytes.ptr, bytes.len);
-    }
+    if (out.n_in != ch->n_byte && !is_marker)
+        count_token(ch, hd_engine_token_bytes(g->engine, ev->token));
     ch->n_byte = out.n_in;
     ch->in_reasoning = out.in_reasoning;
     ch->n_reasoning += was_reasoning || out.in_reasoning;

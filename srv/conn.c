@@ -243,13 +243,14 @@ static int tcp_state(const hd_conn *c) {
     return getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &n) == 0 ? info.tcpi_state : TCP_CLOSE;
 }
 
-/* Whether the engine works for this connection. */
+/* Whether the engine works for this connection: a request that was refused while it was prepared
+ * has a generation too, but its reply is there already, and is not to be probed with a 200. */
 static bool has_generation(const hd_conn *c) {
     if (!c->call || (c->state != BUSY && c->state != STREAMING)) return false;
     pthread_mutex_lock(&c->call->mu);
     bool is_prepared = c->call->is_prepared;
     pthread_mutex_unlock(&c->call->mu);
-    return is_prepared && c->call->generation;
+    return is_prepared && c->call->generation && c->call->reply.code == 0;
 }
 
 /* Sends something that means nothing yet, to see whether anybody is there. May drop. */

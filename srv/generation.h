@@ -50,6 +50,8 @@ typedef struct hd_choice {
     enum hd_finish finish;
     int n_hit, n_generated, n_reasoning;
     size_t n_byte, n_char;     /* where the next token begins in the text */
+    char tail[4];              /* [n_tail] a character that has begun; n_char counts it */
+    size_t n_tail;
     hd_buf content, reasoning; /* text: of the whole answer, or of the chunk being built */
     hd_buf ids;                /* token ids, JSON items; the same */
     hd_buf logprobs[4];        /* JSON items, see api_write.h; the same */

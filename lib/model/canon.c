@@ -277,6 +277,30 @@ static hd_status add_all(hd_canon *k) {
     return hd_hparams_is_mla(k->hp) ? HD_OK : refuse_biases(k);
 }
 
+/* A tensor that the hyper-parameters leave out, though the file has it: they say too little, and
+ * the rest alone would be another model. */
+static hd_status refuse_leftover(const hd_canon *k, int layer, const char *suffix, const char *hf,
+                                 const char *expected) {
+    char name[128];
+    bool is_gguf = hd_checkpoint_gguf(k->c);
+    snprintf(name, sizeof name, is_gguf ? "blk.%d.%s" : "model.layers.%d.%s", layer,
+             is_gguf ? suffix : hf);
+    if (!hd_checkpoint_find(k->c, name)) return HD_OK;
+    return HD_FAIL(CORRUPT, "%s: tensor %s: expected %s, as the hyper-parameters say; found one",
+                   hd_checkpoint_path(k->c), name, expected);
+}
+
+static hd_status refuse_leftovers(const hd_canon *k) {
+    const hd_hparams *hp = k->hp;
+    char expected[64];
+    snprintf(expected, sizeof expected, "%d layers and no more", hp->n_layer + hp->n_next);
+    HD_TRY(refuse_leftover(k, hp->n_layer + hp->n_next, "attn_norm.weight",
+                           "input_layernorm.weight", expected));
+    if (hp->n_dense_layer == hp->n_layer || hp->n_expert_shared > 0) return HD_OK;
+    return refuse_leftover(k, hp->n_dense_layer, "ffn_gate_shexp.weight",
+                           "mlp.shared_experts.gate_proj.weight", "no shared expert");
+}
+
 hd_status hd_canon_new(const hd_checkpoint *c, const hd_hparams *hp, hd_canon **out) {
     *out = NULL;
     hd_canon *k = hd_alloc_zero(1, sizeof *k);
@@ -288,6 +312,7 @@ hd_status hd_canon_new(const hd_checkpoint *c, const hd_hparams *hp, hd_canon **
     k->by_name = hd_map_new(room);
     k->is_used = hd_alloc_zero(hd_checkpoint_count(c), sizeof *k->is_used);
     hd_status s = add_all(k);
+    if (s == HD_OK) s = refuse_leftovers(k);
     if (s != HD_OK) {
         hd_canon_free(k);
         return s;

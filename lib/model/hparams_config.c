@@ -264,9 +264,20 @@ static hd_status read_token(const struct source *s, const char *key, int32_t *ou
     return HD_OK;
 }
 
+static hd_status read_next(const struct source *s, hd_hparams *hp) {
+    double n = 0;
+    HD_TRY(get_num(s, s->root, "num_nextn_predict_layers", true, &n));
+    if (!(n >= 0 && n <= 1024))
+        return HD_FAIL(CORRUPT, "%s: num_nextn_predict_layers: expected 0 to 1024, found %.9g",
+                       s->file, n);
+    hp->n_next = (int)n;
+    return HD_OK;
+}
+
 static hd_status read_all(struct source *s, hd_hparams *hp) {
     HD_TRY(read_model_type(s, hp));
     HD_TRY(read_rows(s, hp));
+    HD_TRY(read_next(s, hp));
     HD_TRY(need_int(s, s->root, "vocab_size", &hp->n_vocab));
     HD_TRY(read_heads(s, hp));
     HD_TRY(refuse_features(s, hp));

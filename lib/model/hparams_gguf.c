@@ -145,6 +145,7 @@ static hd_status read_layers(struct source *s, hd_hparams *hp) {
         return HD_FAIL(CORRUPT, "%s: %s: expected less than the block count %d, found %d", s->file,
                        s->key, hp->n_layer, n_next);
     hp->n_layer -= n_next;
+    hp->n_next = n_next;
     return HD_OK;
 }
 

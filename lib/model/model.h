@@ -17,7 +17,9 @@ enum { HD_ROPE_PAIR_MAX = 512 }; /* n_rope/2 at most; hd_model_open refuses more
 typedef struct hd_hparams {
     char arch[32]; /* GGUF architecture: "deepseek2", "llama", ... */
     char name[96]; /* general.name */
-    int n_layer, n_ctx, d_model, n_vocab, d_ff;
+    int n_layer;   /* of the model itself */
+    int n_next;    /* layers behind those, which predict further tokens: not used */
+    int n_ctx, d_model, n_vocab, d_ff;
     int n_head, n_head_kv; /* key and value heads: of GQA; 1 of MLA */
     float rms_eps, lora_eps;
     /* MLA: kv_lora_rank n_c, head parts. GQA: n_c = n_nope = 0, n_rope = n_v = size of a head. */

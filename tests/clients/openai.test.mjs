@@ -181,6 +181,22 @@ test('logprobs belong to the text', async () => {
     assert.deepEqual(zero.choices[0].logprobs.content[0].top_logprobs, []);
 });
 
+test('text_offset counts the characters of the text, also where its bytes are no UTF-8', async () => {
+    const bytes = [175, 256, 249, 225]; // f0 9f 98 80
+    for (const bias of [[175], [256], [225], bytes]) {
+        const r = await client.completions.create({ model: 'mini', prompt: 'x', max_tokens: 12, temperature: 1, seed: 3,
+            logprobs: 0, logit_bias: Object.fromEntries(bias.map((id, i) => [id, 90 + i])) });
+        const { text, logprobs } = r.choices[0];
+        const seen = logprobs.tokens.map((t) => Buffer.from(t.replace(/^bytes:|\\x/g, ''), 'hex'));
+        assert.equal(seen.length, 12);
+        assert.equal(new TextDecoder().decode(Buffer.concat(seen)), text);
+        logprobs.text_offset.forEach((offset, i) => {
+            const before = new TextDecoder().decode(Buffer.concat(seen.slice(0, i)));
+            assert.equal(offset, [...before].length, `token ${i} of ${text}`);
+        });
+    }
+});
+
 test('n gives as many answers, whole and streamed alike', async () => {
     const warm = { n: 3, temperature: 1, seed: 7, max_tokens: 40 };
     const whole = await ask(STORY, warm);

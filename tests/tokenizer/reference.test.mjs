@@ -181,3 +181,10 @@ test('a tokenizer that does not exist is named', () => {
   assert.ok(!existsSync(missing));
   assert.throws(() => execFileSync(hadal, ['tokenize', '--tokenizer', missing, 'a'], { stdio: 'pipe' }), (e) => e.status === 1 && e.stderr.toString().includes(missing));
 });
+
+test('what is no file is refused, not read', () => {
+  for (const device of ['/dev/zero', '/dev/null', '/']) {
+    assert.throws(() => execFileSync(hadal, ['tokenize', '--tokenizer', device, 'a'], { stdio: 'pipe', timeout: 20000 }),
+      (e) => e.status === 1 && e.stderr.toString().startsWith(`hadal tokenize: ${device}`));
+  }
+});

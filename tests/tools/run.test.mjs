@@ -47,6 +47,16 @@ test('raw completion gives the golden tokens', () => {
   }
 });
 
+test('a prompt that begins with the begin marker is already encoded', () => {
+  for (const c of golden.prompts.filter((p) => /<｜User｜>/.test(p.prompt)).slice(0, 3)) {
+    const r = done(['-p', c.prompt, '--temp', '0', '-n', String(c.greedy.length)]);
+    assert.equal(r.stdout, c.greedy_text.replace('<｜end▁of▁sentence｜>', '') + '\n');
+  }
+  const r = run(['-p', '<｜begin▁of▁sentence｜>x', '--system', 'y']);
+  assert.equal(r.status, 2);
+  assert.match(r.stderr, /begin-of-sentence marker/);
+});
+
 test('stop, limit, system message and seed', () => {
   const stopped = JSON.parse(done(['-p', 'Count from 1 to 20.', '--temp', '0', '--stop', '7', '--json']).stdout);
   assert.equal(stopped.text, '1, 2, 3, 4, 5, 6, ');

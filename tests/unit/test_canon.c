@@ -236,6 +236,33 @@ static void missing_and_misshapen_are_named(void **state) {
     refused(&kv_b, (const char *[]){"expected shape [176, 32]", "found [32, 176]", NULL});
 }
 
+static void write_config(const char *from, const char *to);
+
+/* Layers or shared experts that the file has and the configuration leaves out: another model. */
+static void leftovers_are_named(void **state) {
+    (void)state;
+    struct change more = {.extra = "model.layers.4.input_layernorm.weight"};
+    refused(&more, (const char *[]){dir, "model.layers.4.input_layernorm.weight",
+                                    "expected 4 layers and no more", NULL});
+    hd_checkpoint *c;
+    hd_hparams hp;
+    hd_canon *k;
+    write_changed(&more);
+    write_config("\"num_nextn_predict_layers\": 0", "\"num_nextn_predict_layers\": 1");
+    assert_ok(hd_checkpoint_open(dir, &c)); /* one that predicts further tokens */
+    assert_ok(hd_hparams_read(c, &hp));
+    assert_ok(hd_canon_new(c, &hp, &k));
+    hd_canon_free(k);
+    hd_checkpoint_close(c);
+    write_changed(&(struct change){0});
+    write_config("\"n_shared_experts\": 1", "\"n_shared_experts\": 0");
+    assert_ok(hd_checkpoint_open(dir, &c));
+    assert_ok(hd_hparams_read(c, &hp));
+    assert_int_equal(hd_canon_new(c, &hp, &k), HD_E_CORRUPT);
+    assert_non_null(strstr(hd_error_text(), "expected no shared expert"));
+    hd_checkpoint_close(c);
+}
+
 static void write_config(const char *from, const char *to) {
     size_t n;
     char *text = test_read_file(test_path("tests/golden/families/v3/config.json"), &n);
@@ -428,6 +455,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(fused_experts_are_the_same, set_up, tear_down),
         cmocka_unit_test_setup_teardown(extra_tensors_are_ignored, set_up, tear_down),
         cmocka_unit_test_setup_teardown(missing_and_misshapen_are_named, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(leftovers_are_named, set_up, tear_down),
         cmocka_unit_test_setup_teardown(tied_output_is_not_listed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(gguf_in_every_style_is_the_same, set_up, tear_down),
         cmocka_unit_test_setup_teardown(quantised_kv_b_is_decoded, set_up, tear_down),

@@ -725,6 +725,19 @@ static void half_closed_clients_get_their_answer(void **state) {
         hd_buf_fini(&b);
         close(fd);
     }
+    for (int i = 0; i < 200; i++) { /* refused ones too, whichever comes first: refusal or end */
+        int fd = dial(w->port);
+        hd_buf b;
+        hd_buf_init(&b, 1 << 20);
+        put(fd, post_text(CHAT, "", "{\"messages\":[]}"));
+        shutdown(fd, SHUT_WR);
+        answer a = take_answer(fd, &b, false);
+        assert_int_equal(a.code, 400);
+        assert_true(a.is_whole);
+        drop_answer(&a);
+        hd_buf_fini(&b);
+        close(fd);
+    }
     int fd = dial(w->port); /* several requests, then the close */
     hd_buf b;
     hd_buf_init(&b, 1 << 20);

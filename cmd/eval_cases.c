@@ -62,13 +62,19 @@ static int32_t *int_array(const json_t *a, int n_vocab, int *n) {
     int32_t *p = hd_alloc_zero((size_t)*n, sizeof *p);
     for (int i = 0; i < *n; i++) {
         json_int_t v = json_integer_value(json_array_get(a, (size_t)i));
-        if (v < 0 || v >= n_vocab) {
+        if (!json_is_integer(json_array_get(a, (size_t)i)) || v < 0 || v >= n_vocab) {
             hd_free(p);
             return NULL;
         }
         p[i] = (int32_t)v;
     }
     return p;
+}
+
+static bool are_numbers(const json_t *a, size_t n) {
+    bool ok = json_array_size(a) == n;
+    for (size_t i = 0; ok && i < n; i++) ok = json_is_number(json_array_get(a, i));
+    return ok;
 }
 
 static hd_status read_case(const struct hd_eval *e, const char *path, size_t ix, const json_t *j,
@@ -82,9 +88,9 @@ static hd_status read_case(const struct hd_eval *e, const char *path, size_t ix,
     if (top1 && (!c->top1 || n != c->n_tok)) return bad(path, ix, "top1: one id a token expected");
     if (greedy) c->greedy = int_array(greedy, n_vocab, &c->n_greedy);
     if (greedy && !c->greedy) return bad(path, ix, "greedy: expected ids of the vocabulary");
-    if (logits && json_array_size(logits) != (size_t)n_vocab)
+    if (logits && !are_numbers(logits, (size_t)n_vocab))
         return bad(path, ix, "last_logits: expected one number a vocabulary entry");
-    if (nll && json_array_size(nll) != (size_t)c->n_tok - 1)
+    if (nll && !are_numbers(nll, (size_t)c->n_tok - 1))
         return bad(path, ix, "nll: expected one number for each token but the first");
     c->row_hash = hd_alloc_zero((size_t)c->n_tok, sizeof *c->row_hash);
     if (logits) {

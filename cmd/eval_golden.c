@@ -3,6 +3,7 @@
 #include "cmd/eval.h"
 
 #include "base/mem.h"
+#include "file/json.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -11,6 +12,7 @@
 
 struct golden {
     struct hd_eval *e;
+    const char *path;
     const json_t *prompts;
     hd_scorer *scorer;
     int *prompt_of; /* [n_seq_max] */
@@ -59,7 +61,6 @@ static void compare_top(struct golden *g, const json_t *prompt, const float *log
     float model[N_TOP_MAX];
     json_array_foreach(json_object_get(prompt, "top"), i, pair) {
         json_int_t id = json_integer_value(json_array_get(pair, 0));
-        if (id < 0 || id >= g->e->hp.n_vocab || n == N_TOP_MAX) continue;
         reference[n] = json_number_value(json_array_get(pair, 1));
         model[n] = logits[id];
         double error = fabs((double)model[n] - reference[n]);
@@ -100,19 +101,54 @@ static void on_logits(void *user, int seq, int pos, const float *logits) {
     g->n_running--;
 }
 
+static bool is_id(const struct golden *g, const json_t *v) {
+    json_int_t id = json_integer_value(v);
+    return json_is_integer(v) && id >= 0 && id < g->e->hp.n_vocab;
+}
+
+static hd_status check_ids(const struct golden *g, int ix, const char *key) {
+    const json_t *list = json_object_get(json_array_get(g->prompts, (size_t)ix), key), *v;
+    size_t i;
+    if (list && !json_is_array(list))
+        return HD_FAIL(INVALID, "%s: prompts[%d].%s: expected a list of token ids, found %s",
+                       g->path, ix, key, hd_json_found(list));
+    json_array_foreach(list, i, v) {
+        if (is_id(g, v)) continue;
+        return HD_FAIL(INVALID, "%s: prompts[%d].%s[%zu]: expected a token id below %d, found %s",
+                       g->path, ix, key, i, g->e->hp.n_vocab, hd_json_found(v));
+    }
+    return HD_OK;
+}
+
+/* A wrong entry ends it: left out, it would be a comparison that cannot fail. */
+static hd_status check_prompt(const struct golden *g, int ix) {
+    const json_t *prompt = json_array_get(g->prompts, (size_t)ix), *pair;
+    const json_t *top = json_object_get(prompt, "top");
+    size_t i;
+    HD_TRY(check_ids(g, ix, "ids"));
+    HD_TRY(check_ids(g, ix, "greedy"));
+    if (size_of(prompt, "ids") < 1)
+        return HD_FAIL(INVALID, "%s: prompts[%d].ids: expected at least one, found none", g->path,
+                       ix);
+    if (top && (!json_is_array(top) || json_array_size(top) > N_TOP_MAX))
+        return HD_FAIL(INVALID, "%s: prompts[%d].top: expected a list of at most %d, found %s",
+                       g->path, ix, N_TOP_MAX, hd_json_found(top));
+    json_array_foreach(top, i, pair) {
+        if (is_id(g, json_array_get(pair, 0)) && json_is_number(json_array_get(pair, 1))) continue;
+        return HD_FAIL(INVALID,
+                       "%s: prompts[%d].top[%zu]: expected [token id below %d, logit], found %s",
+                       g->path, ix, i, g->e->hp.n_vocab, hd_json_found(pair));
+    }
+    return HD_OK;
+}
+
 static hd_status add_prompt(struct golden *g, int ix, int *seq) {
     const json_t *prompt = json_array_get(g->prompts, (size_t)ix);
+    HD_TRY(check_prompt(g, ix));
     int n = size_of(prompt, "ids"), n_all = n + size_of(prompt, "greedy");
-    if (n < 1) return HD_FAIL(INVALID, "golden prompt %d: no ids", ix);
     HD_TRY(hd_eval_check_fits(g->e, n_all, "golden prompt"));
     int32_t *id = hd_alloc((size_t)n * sizeof *id);
-    for (int i = 0; i < n; i++) {
-        id[i] = id_at(prompt, "ids", i);
-        if (id[i] < 0 || id[i] >= g->e->hp.n_vocab) {
-            hd_free(id);
-            return HD_FAIL(INVALID, "golden prompt %d: an id is not in the vocabulary", ix);
-        }
-    }
+    for (int i = 0; i < n; i++) id[i] = id_at(prompt, "ids", i);
     *seq = hd_scorer_add(g->scorer, &(hd_score_spec){.token = id,
                                                      .n_tok = n,
                                                      .n_tok_max = n_all,
@@ -204,6 +240,7 @@ hd_status hd_eval_golden(struct hd_eval *e, const char *path) {
     json_t *root = json_load_file(path, 0, &error);
     if (!root) return HD_FAIL(INVALID, "%s: line %d: %s", path, error.line, error.text);
     struct golden g = {.e = e,
+                       .path = path,
                        .prompts = json_object_get(root, "prompts"),
                        .scorer = hd_scorer_new(e->model, &e->mo, 1),
                        .prompt_of = hd_alloc_zero((size_t)e->mo.n_seq_max, sizeof(int))};

@@ -107,11 +107,33 @@ test('what cannot be done is said', () => {
   refuse(1, /context has 64/, v3, '--backend', 'ref', '--max-model-len', '64', '--cases', cases);
   refuse(1, /cases: expected a list/, v3, '--backend', 'ref', '--cases', at('mini/golden.json'));
   refuse(1, /heldout.txt: line 1/, v3, '--backend', 'ref', '--cases', at('mini/heldout.txt'));
-  refuse(1, /not in the vocabulary/, v3, '--backend', 'ref', '--golden', at('mini/golden.json'));
+  refuse(1, /golden\.json: prompts\[0\]\.ids\[1\]: expected a token id below 320, found 2160/, v3, '--backend', 'ref', '--golden', at('mini/golden.json'));
 });
 
 test('the plan names op, format and layers', () => {
   const r = run('eval', at('families/v3'), '--backend', 'ref', '--plan');
   assert.equal(r.status, 0, r.stderr);
   assert.match(r.stdout, /^moe +1-3 +ffn_down_exps.weight +BF16 +16 x \[64, 48\] +ref$/m);
+});
+
+test('a golden file with wrong entries is refused: a comparison left out could not fail', () => {
+  const file = path.join(folder, 'wrong.json'), one = { ids: [0, 5], top: [[5, 1]], greedy: [5] };
+  for (const [change, pattern] of [
+    [{ ids: [99999] }, /wrong\.json: prompts\[0\]\.ids\[0\]: expected a token id below 4096, found 99999/],
+    [{ ids: [4294967296] }, /found 4294967296/],
+    [{ ids: ['a'] }, /found "a"/],
+    [{ ids: [] }, /at least one/],
+    [{ ids: 5 }, /expected a list of token ids, found 5/],
+    [{ greedy: [1, -7] }, /greedy\[1\]: expected a token id/],
+    [{ top: [[5, 1], [4096, 1]] }, /top\[1\]: expected \[token id below 4096, logit\]/],
+    [{ top: [[5]] }, /top\[0\]/],
+    [{ top: {} }, /top: expected a list/],
+  ]) {
+    writeFileSync(file, JSON.stringify({ prompts: [{ ...one, ...change }] }));
+    refuse(1, pattern, '--golden', file);
+  }
+  writeFileSync(file, JSON.stringify({ cases: [{ ids: [0, 'a'] }] }));
+  refuse(1, /case 0: ids/, '--cases', file);
+  writeFileSync(file, JSON.stringify({ cases: [{ ids: [0, 5], nll: ['a'] }] }));
+  refuse(1, /case 0: nll/, '--cases', file);
 });

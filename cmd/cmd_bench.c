@@ -273,7 +273,8 @@ static void run_all(struct bench *b) {
         double head = (double)b->hp.n_vocab * b->hp.d_model;
         p.flop = 2 * ((b->active_params - head) * n + head);
         p.flop += attention_flop(b, is_expanded, 0.5 * n * (n + 1.0));
-        p.bytes = step_bytes(b, n < budget ? n : budget) * ((n + budget - 1) / budget);
+        int n_step = (n + budget - 1) / budget;
+        p.bytes = step_bytes(b, n < budget ? n : budget) * n_step;
         tell(b, &p, 0);
     }
     if (b->json) hd_json_array_end(b->json);

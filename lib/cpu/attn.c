@@ -46,7 +46,7 @@ static void rope_row(void *ctx, int row, int thread) {
     (void)thread;
     const qkv_job *j = ctx;
     const struct hd_op_mla_qkv *a = j->a;
-    size_t width = (size_t)(a->n_nope + a->n_rope);
+    size_t width = (size_t)a->n_nope + (size_t)a->n_rope;
     const float *cs = a->rope_cs + (size_t)a->batch->pos[row] * (size_t)a->n_rope;
     float *q = a->q_out + (size_t)row * (size_t)a->n_head * width + a->n_nope;
     for (int h = 0; h < a->n_head; h++, q += width) j->c->k->rope(q, cs, a->n_rope);
@@ -96,7 +96,7 @@ void hd_cpu_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
 /* Pointers to the cache rows of a block of a sequence. */
 static void cache_rows(const struct hd_op_mla_attn *a, int seq, const hd_cpu_block *b,
                        const void **row) {
-    size_t bytes = hd_format_bytes(a->kv_format, (size_t)(a->n_c + a->n_rope));
+    size_t bytes = hd_format_bytes(a->kv_format, (size_t)a->n_c + (size_t)a->n_rope);
     hd_cpu_block_rows(a->batch, seq, b, a->cache, bytes, row);
 }
 
@@ -197,8 +197,8 @@ static void absorbed_task(void *ctx, int task, int thread) {
     hd_cpu_scratch *t = &j->c->thread[thread];
     hd_cpu_queries *q = &t->queries;
     int h0 = task % j->n_part * j->n_head_each, h1 = least(h0 + j->n_head_each, a->n_head);
-    size_t width = (size_t)(a->n_c + a->n_rope), ldu = hd_cpu_pad(a->n_c);
-    size_t q_width = (size_t)(a->n_nope + a->n_rope);
+    size_t width = (size_t)a->n_c + (size_t)a->n_rope, ldu = hd_cpu_pad(a->n_c);
+    size_t q_width = (size_t)a->n_nope + (size_t)a->n_rope;
     q->n = 0;
     for (int i = g->first; i < g->first + g->n; i++) {
         size_t row = (size_t)j->list[i], slot = (size_t)(i - j->wave0);
@@ -248,8 +248,9 @@ static void run_heads(attn_job *j, int n, bool is_out) {
     const struct hd_op_mla_attn *a = j->a;
     hd_cpu *c = j->c;
     const int32_t *row = j->list + j->wave0;
-    size_t width = (size_t)(a->n_c + a->n_rope), ldu = hd_cpu_pad(a->n_c), h_n = (size_t)a->n_head;
-    size_t q_width = (size_t)(a->n_nope + a->n_rope), n_v = (size_t)a->n_v;
+    size_t width = (size_t)a->n_c + (size_t)a->n_rope, ldu = hd_cpu_pad(a->n_c),
+           h_n = (size_t)a->n_head;
+    size_t q_width = (size_t)a->n_nope + (size_t)a->n_rope, n_v = (size_t)a->n_v;
     for (int h = 0; h < a->n_head; h++) {
         hd_cpu_mul *m = &c->mul[h];
         *m = (hd_cpu_mul){.mat = h, .is_float = true, .n_row = n};

@@ -134,9 +134,9 @@ static void attn_task(void *ctx, int task, int thread) {
     }
     for (int i = 0; i < q->n; i++) {
         size_t row = (size_t)j->c->list[0][g->first + i / (h1 - h0)];
-        size_t h = (size_t)(h0 + i % (h1 - h0));
+        int h = h0 + i % (h1 - h0);
         j->c->k->scale(q->acc[i], a->d_head, 1.0f / q->l[i]);
-        memcpy(a->out + (row * (size_t)a->n_head + h) * d, q->acc[i], sizeof(float) * d);
+        memcpy(a->out + (row * (size_t)a->n_head + (size_t)h) * d, q->acc[i], sizeof(float) * d);
     }
 }
 

@@ -39,6 +39,7 @@ static float group_score(const struct hd_op_route *a, const float *score, int n)
 /* Puts the experts of the groups that were not chosen into `taken`. */
 static void drop_groups(const struct hd_op_route *a, const float *score, uint32_t *taken) {
     int size = a->n_expert / a->n_group;
+    HD_ASSERT(size > 0);
     uint32_t chosen[SET_WORDS] = {0};
     float sum[HD_CPU_EXPERT_MAX];
     for (int g = 0; g < a->n_group; g++) sum[g] = group_score(a, score + g * size, size);
@@ -65,6 +66,7 @@ static void softmax_row(float *s, int n) {
 static void route_row(const struct hd_op_route *a, float *s, int row) {
     float sel[HD_CPU_EXPERT_MAX];
     uint32_t taken[SET_WORDS] = {0}, chosen[SET_WORDS] = {0};
+    HD_ASSERT(a->n_expert > 0 && a->n_group > 0);
     if (a->gating == HD_GATING_SOFTMAX)
         softmax_row(s, a->n_expert);
     else
@@ -74,6 +76,7 @@ static void route_row(const struct hd_op_route *a, float *s, int row) {
     for (int i = 0; i < a->n_used; i++) {
         int e = best_left(sel, taken, a->n_expert);
         if (e < 0) e = best_left(sel, chosen, a->n_expert); /* fewer in the groups than wanted */
+        HD_ASSERT(e >= 0);
         put(taken, e);
         put(chosen, e);
     }

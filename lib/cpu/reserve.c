@@ -58,7 +58,7 @@ static void lay_out_q(cut *k, size_t room, hd_cpu_qrows *q) {
 static void lay_out(cut *k, hd_cpu *c, const hd_dev_limits *l) {
     size_t n_row = (size_t)l->n_row, n_head = (size_t)l->n_head, n_expert = (size_t)l->n_expert;
     size_t n_used = (size_t)l->n_used, d_model = (size_t)l->d_model, d_ff = (size_t)l->d_ff;
-    size_t n_pick = n_row * n_used, width = (size_t)(l->n_c + l->n_rope);
+    size_t n_pick = n_row * n_used, width = (size_t)l->n_c + (size_t)l->n_rope;
     size_t picked = n_pick * (size_t)l->d_expert;
     size_t n_wave = n_row < HD_CPU_WAVE ? n_row : HD_CPU_WAVE;
     c->thread = take(k, (size_t)c->n_thread, sizeof *c->thread);

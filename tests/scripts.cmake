@@ -15,17 +15,17 @@ endif()
 
 # Subcommands as a person runs them.
 add_test(NAME tools_eval COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/eval.test.mjs)
-set_tests_properties(tools_eval PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT 600)
+set_tests_properties(tools_eval PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
 add_test(NAME tools_convert COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/convert.test.mjs)
-set_tests_properties(tools_convert PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT 600)
+set_tests_properties(tools_convert PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
 add_test(NAME tools_run COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/run.test.mjs)
-set_tests_properties(tools_run PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT 600)
+set_tests_properties(tools_run PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
 add_test(NAME tools_bench COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/bench.test.mjs)
-set_tests_properties(tools_bench PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT 600)
+set_tests_properties(tools_bench PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
 
 # The server with the embedded model, over raw HTTP.
 add_test(NAME http_serve COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/http/serve.test.mjs)
-set_tests_properties(http_serve PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT 600)
+set_tests_properties(http_serve PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
 
 # Suites with npm packages of their own: tests/NAME is copied to build/*/npm/NAME and installed there
 # by the fixture npm_NAME; then node runs a file of it.

@@ -129,7 +129,8 @@ static hd_status put_parts(struct job *j, const hd_tokenizer_parts *p) {
 static hd_status put_tokenizer(struct job *j, hd_str json, hd_str config) {
     hd_tokenizer *t;
     hd_tokenizer_parts p;
-    if (!json.ptr) {
+    if (!json.ptr) { /* said in so many words: llama.cpp opens no file without the key */
+        hd_gguf_set_str(j->w, "tokenizer.ggml.model", hd_str_of("none"));
         put_token_ids(j, -1, -1, -1);
         hd_buf_add_c(&j->notes, "tokenizer: none (there is no tokenizer.json)\n");
         return HD_OK;

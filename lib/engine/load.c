@@ -29,6 +29,7 @@ static hd_status tokenizer_from_gguf(const hd_checkpoint *c, hd_tokenizer **out)
     hd_str model;
     *out = NULL;
     if (!hd_gguf_str(g, "tokenizer.ggml.model", &model)) return HD_OK;
+    if (hd_str_eq_c(model, "none") || hd_str_eq_c(model, "no_vocab")) return HD_OK;
     if (!hd_str_eq_c(model, "gpt2"))
         return HD_FAIL(UNSUPPORTED, "%s: tokenizer.ggml.model: expected gpt2, found %s",
                        hd_checkpoint_path(c), hd_show(model));
@@ -121,7 +122,8 @@ hd_status hd_engine_open_tokenizer(const hd_checkpoint *model, const char *path,
     hd_checkpoint *c;
     HD_TRY(hd_checkpoint_open(path, &c));
     hd_status s = tokenizer_from_gguf(c, out);
-    if (s == HD_OK && !*out) s = missing_key(c, "tokenizer.ggml.model");
+    if (s == HD_OK && !*out)
+        s = HD_FAIL(CORRUPT, "%s: tokenizer.ggml.model: expected gpt2, found none", path);
     hd_checkpoint_close(c);
     return s;
 }

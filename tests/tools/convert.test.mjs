@@ -36,6 +36,9 @@ test('a folder becomes a GGUF of the same model', () => {
   assert.match(said, /routed experts +9 +442 k +BF16 +BF16/);
   assert.match(said, /norms +17 +864 +BF16 +F32/);
   assert.match(said, /tokenizer: none/);
+  assert.equal(look(to('pair.gguf'), '--metadata').metadata['tokenizer.ggml.model'], '"none"');
+  refuse(1, /pair\.gguf: tokenizer\.ggml\.model: expected gpt2, found none/,
+    'tokenize', '--tokenizer', to('pair.gguf'), 'x');
   const a = look(pair), b = look(to('pair.gguf'), '--tensors');
   assert.deepEqual(b.hparams, a.hparams);
   assert.equal(b.hparams.yarn.mscale, 0.800000012);

@@ -2,6 +2,7 @@
 #include "model/export.h"
 
 #include "base/mem.h"
+#include "model/arch.h"
 #include "model/hparams_source.h"
 
 #include <math.h>
@@ -58,6 +59,27 @@ static void put_num(struct keys *k, const char *suffix, float v) {
     hd_gguf_set_f32(k->w, key_of(k, suffix), v);
 }
 
+/* The mscale pair for llama.cpp, which has two numbers: with A = attn_factor, L =
+ * yarn_log_multiplier / 0.1 and g(m) = 1 + 0.1 m ln factor it multiplies cos and sin by A and
+ * scores by (A g(L))^2, or by A g(1) and (A g(1))^2 when L is 0 or there is no latent (and then
+ * scores by nothing). An equal pair m needs L = m alone; whatever else is wanted has one solution.
+ */
+static void put_mscale(struct keys *k, const hd_hparams *hp) {
+    double factor = (double)hp->yarn_factor, log_multiplier = 0.1 * (double)hp->yarn_mscale_all;
+    double g_all = hd_rope_mscale(factor, (double)hp->yarn_mscale_all);
+    double wanted = hd_rope_mscale(factor, (double)hp->yarn_mscale) / g_all; /* of cos and sin */
+    double unit = hd_rope_mscale(factor, 1);
+    bool is_equal = hp->yarn_mscale == hp->yarn_mscale_all || !(factor > 1);
+    if (!hd_hparams_is_mla(hp))
+        log_multiplier = 0;
+    else if (!is_equal)
+        log_multiplier = (g_all / wanted - 1) / log(factor);
+    float l = (float)log_multiplier;
+    double attn_factor = l == 0 ? wanted / unit : is_equal ? 1 : wanted;
+    if (l != 0) put_num(k, "rope.scaling.yarn_log_multiplier", l);
+    if ((float)attn_factor != 1) put_num(k, HD_KEY_ATTN_FACTOR, (float)attn_factor);
+}
+
 static void put_rope(struct keys *k, const hd_hparams *hp) {
     put_int(k, "rope.dimension_count", hp->n_rope);
     put_num(k, "rope.freq_base", hp->rope_base);
@@ -71,8 +93,7 @@ static void put_rope(struct keys *k, const hd_hparams *hp) {
     put_int(k, "rope.scaling.original_context_length", hp->yarn_orig_ctx);
     put_num(k, "rope.scaling.yarn_beta_fast", hp->yarn_beta_fast);
     put_num(k, "rope.scaling.yarn_beta_slow", hp->yarn_beta_slow);
-    if (hp->yarn_mscale_all != 0 && hd_hparams_is_mla(hp))
-        put_num(k, "rope.scaling.yarn_log_multiplier", 0.1f * hp->yarn_mscale_all);
+    put_mscale(k, hp);
     put_num(k, HD_KEY_MSCALE, hp->yarn_mscale);
     put_num(k, HD_KEY_MSCALE_ALL, hp->yarn_mscale_all);
 }

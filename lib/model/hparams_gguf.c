@@ -95,17 +95,22 @@ static hd_status read_rows(struct source *s, hd_hparams *hp) {
     return HD_OK;
 }
 
+/* The mscale pair in hadal's own keys: then what llama.cpp reads instead does not count. */
+static bool has_mscale_pair(struct source *s) {
+    return has_key(s, HD_KEY_MSCALE) && has_key(s, HD_KEY_MSCALE_ALL);
+}
+
 /* What would change the result and is not built. */
 static hd_status refuse_features(struct source *s) {
     static const struct {
         const char *suffix;
         double harmless;
-        enum { IN_ALL, IN_MLA, IN_GQA, IN_DENSE } in;
+        enum { IN_ALL, IN_MLA, IN_GQA, IN_DENSE, WITHOUT_PAIR } in;
     } features[] = {
         {"rope.scale_linear", 1, IN_MLA},
         {"rope.scaling.yarn_log_multiplier", 0, IN_GQA},
         {"expert_count", 0, IN_DENSE},
-        {"rope.scaling.attn_factor", 1, IN_ALL},
+        {HD_KEY_ATTN_FACTOR, 1, WITHOUT_PAIR},
         {"rope.scaling.yarn_attn_factor", 1, IN_ALL},
         {"rope.scaling.yarn_ext_factor", 1, IN_ALL},
         {"attention.scale", NAN, IN_ALL},
@@ -126,7 +131,8 @@ static hd_status refuse_features(struct source *s) {
         double v = 0;
         if ((features[i].in == IN_MLA && !s->family->is_mla) ||
             (features[i].in == IN_GQA && s->family->is_mla) ||
-            (features[i].in == IN_DENSE && s->family->has_experts))
+            (features[i].in == IN_DENSE && s->family->has_experts) ||
+            (features[i].in == WITHOUT_PAIR && has_mscale_pair(s)))
             continue;
         HD_TRY(get_num(s, features[i].suffix, false, &is_there, &v));
         if (is_there && v != features[i].harmless)
@@ -208,7 +214,7 @@ static hd_status read_rope_divisor(const struct source *s, hd_hparams *hp) {
 static hd_status read_mscale(struct source *s, hd_hparams *hp) {
     float log_multiplier;
     HD_TRY(get_float(s, "rope.scaling.yarn_log_multiplier", 0, &log_multiplier));
-    if (has_key(s, HD_KEY_MSCALE) && has_key(s, HD_KEY_MSCALE_ALL)) {
+    if (has_mscale_pair(s)) {
         HD_TRY(get_float(s, HD_KEY_MSCALE, 1, &hp->yarn_mscale));
         return get_float(s, HD_KEY_MSCALE_ALL, 0, &hp->yarn_mscale_all);
     }

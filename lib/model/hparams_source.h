@@ -52,8 +52,10 @@ HD_MUST_CHECK hd_status hd_hparams_from_config(hd_str text, const char *file, hd
 HD_MUST_CHECK hd_status hd_hparams_parse_config(hd_str text, const char *file, hd_hparams *out);
 
 /* Keys of this project in GGUF files, so that an mscale pair survives bit for bit: GGUF itself has
- * only 0.1 * mscale_all_dim, and takes mscale as equal. */
+ * only 0.1 * mscale_all_dim, and takes mscale as equal; or, for another pair, a factor beside it
+ * (lib/model/export.c), which is read only where the pair is there too. */
 #define HD_KEY_MSCALE "rope.scaling.hadal_mscale"
 #define HD_KEY_MSCALE_ALL "rope.scaling.hadal_mscale_all_dim"
+#define HD_KEY_ATTN_FACTOR "rope.scaling.attn_factor"
 
 #endif

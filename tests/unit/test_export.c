@@ -6,6 +6,7 @@
 #include "support/files.h"
 
 #include "base/mem.h"
+#include "model/arch.h"
 #include "model/export.h"
 
 #include <math.h>
@@ -157,6 +158,65 @@ static void a_gguf_is_written_again(void **state) {
     close_all(&c);
 }
 
+/* What llama.cpp makes of the keys (llama_context and the graph of deepseek2, 2026): the factor of
+ * cos and sin, and that of scores. */
+static void read_as_llama_cpp(const hd_gguf *g, const char *arch, double *rope, double *scores) {
+    char key[96];
+    double factor = 0, a = 1, l = 0;
+    snprintf(key, sizeof key, "%s.rope.scaling.factor", arch);
+    assert_true(hd_gguf_num(g, key, &factor));
+    snprintf(key, sizeof key, "%s.rope.scaling.attn_factor", arch);
+    hd_gguf_num(g, key, &a);
+    snprintf(key, sizeof key, "%s.rope.scaling.yarn_log_multiplier", arch);
+    bool has_l = hd_gguf_num(g, key, &l);
+    *rope = has_l ? a : a * (1 + 0.1 * log(factor));
+    *scores = strcmp(arch, "deepseek2") == 0 ? pow(*rope * (1 + l * log(factor)), 2) : 1;
+}
+
+static void any_mscale_pair_is_said_as_llama_cpp_reads_it(void **state) {
+    (void)state;
+    static const struct {
+        const char *family, *arch;
+        float m, all, factor;
+    } cases[] = {
+        {"v3", "deepseek2", 1, 1, 40},       {"v3", "deepseek2", 0.707f, 0.707f, 40},
+        {"v3", "deepseek2", 0.8f, 1.2f, 10}, {"v3", "deepseek2", 1.2f, 0.8f, 10},
+        {"v3", "deepseek2", 1, 0, 40},       {"v3", "deepseek2", 0, 0, 40},
+        {"v3", "deepseek2", 1, 1, 1},        {"llama", "llama", 1, 0, 4},
+        {"llama", "llama", 0.8f, 1.2f, 4},   {"qwen2", "qwen2", 0.5f, 0.5f, 4},
+    };
+    for (size_t i = 0; i < HD_COUNT_OF(cases); i++) {
+        struct opened o;
+        hd_hparams back;
+        char from[128];
+        float table[HD_ROPE_PAIR_MAX * 2];
+        double rope, scores;
+        snprintf(from, sizeof from, "tests/golden/families/%s", cases[i].family);
+        open_all(&o, test_path(from));
+        o.hp.is_yarn = true;
+        o.hp.yarn_factor = cases[i].factor;
+        o.hp.yarn_orig_ctx = 64;
+        o.hp.yarn_beta_fast = 32;
+        o.hp.yarn_beta_slow = 1;
+        o.hp.yarn_mscale = cases[i].m;
+        o.hp.yarn_mscale_all = cases[i].all;
+        assert_ok(write_as(&o, HD_EXPORT_AUTO, test_join(dir, "m.gguf")));
+        hd_rope_table(&o.hp, 1, table); /* position 0: the cosine is 1 */
+        float plain = 1 / sqrtf((float)(o.hp.n_nope + o.hp.n_rope));
+        double own = (double)(hd_rope_softmax_scale(&o.hp) / plain);
+        hd_checkpoint *c;
+        assert_ok(hd_checkpoint_open(test_join(dir, "m.gguf"), &c));
+        assert_ok(hd_hparams_read(c, &back));
+        assert_same_hparams(&o.hp, &back);
+        read_as_llama_cpp(hd_checkpoint_gguf(c), cases[i].arch, &rope, &scores);
+        if (fabs(rope - (double)table[0]) > 1e-6 || fabs(scores - own) > 2e-6)
+            fail_msg("case %zu: cos %.9g for %.9g, scores %.9g for %.9g", i, rope, (double)table[0],
+                     scores, own);
+        hd_checkpoint_close(c);
+        close_all(&o);
+    }
+}
+
 static void reasons_are_given(void **state) {
     (void)state;
     struct opened o;
@@ -256,6 +316,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(written_files_are_the_same_model, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_gguf_is_written_again, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(any_mscale_pair_is_said_as_llama_cpp_reads_it, set_up,
+                                        tear_down),
         cmocka_unit_test(reasons_are_given),
         cmocka_unit_test_setup_teardown(weights_that_do_not_fit_are_named, set_up, tear_down),
         cmocka_unit_test(the_embedded_model_is_what_its_card_says),

@@ -403,6 +403,10 @@ static void other_spellings_of_gguf(void **state) {
                         {"deepseek2.rope.scaling.hadal_mscale", 'f', 0.8, NULL},
                         {"deepseek2.rope.scaling.hadal_mscale_all_dim", 'f', 1.2, NULL}));
     assert_true(h.yarn_mscale == 0.8f && h.yarn_mscale_all == 1.2f);
+    assert_ok(READ_GGUF(&h, {"deepseek2.rope.scaling.attn_factor", 'f', 0.92784, NULL},
+                        {"deepseek2.rope.scaling.hadal_mscale", 'f', 0.8, NULL},
+                        {"deepseek2.rope.scaling.hadal_mscale_all_dim", 'f', 1.2, NULL}));
+    assert_true(h.yarn_mscale == 0.8f && h.yarn_mscale_all == 1.2f);
     assert_ok(READ_GGUF(&h, {"deepseek2.rope.scaling.type", 's', 0, "none"}));
     assert_false(h.is_yarn);
     assert_ok(READ_GGUF(&h, {"deepseek2.rope.scaling.type", 0, 0, NULL},

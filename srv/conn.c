@@ -45,7 +45,7 @@ struct hd_conn {
     struct event *probe_event;
     evutil_socket_t fd;
     enum conn_state state;
-    int64_t since_ns; /* of the state; of the last byte sent when STREAMING */
+    int64_t since_ns; /* of the state; of the last byte sent while an answer is under way */
     size_t n_scanned;
     hd_http_chunked chunked;
     int64_t body_left;
@@ -54,6 +54,7 @@ struct hd_conn {
     bool is_head_only;   /* HEAD */
     bool is_chunked_out; /* the stream's framing */
     bool has_status;     /* "HTTP/1.1 200 OK" went out as a probe */
+    bool is_padded;      /* a whole answer's headers went out, with blank lines before its body */
     bool peer_closed, close_when_sent, is_probed;
     bool is_processing; /* inside process(), which loops by itself */
     hd_call *call;
@@ -128,7 +129,7 @@ static void after_answer(hd_conn *c) {
     c->call = NULL;
     call->conn = NULL;
     hd_call_unref(call);
-    c->has_status = c->is_probed = false;
+    c->has_status = c->is_probed = c->is_padded = false;
     if (!c->keep_alive || c->reactor->is_stopping || is_last_request(c)) {
         c->close_when_sent = true;
         set_state(c, BUSY);
@@ -181,11 +182,27 @@ static void put_common_headers(hd_conn *c) {
     if (strcmp(origin, "*") != 0) put_str(c, "Vary: Origin\r\n");
 }
 
+/* Starts an answer that ends by itself: what follows goes through hd_conn_stream_send. */
+static void begin_pieces(hd_conn *c, const char *headers) {
+    c->is_chunked_out = c->call->head.minor == 1;
+    if (!c->is_chunked_out || is_last_request(c)) c->keep_alive = false;
+    put_status_line(c, 200);
+    put_common_headers(c);
+    put_str(c, headers);
+    if (c->is_chunked_out) put_str(c, "Transfer-Encoding: chunked\r\n");
+    put_str(c, "\r\n");
+}
+
 void hd_conn_reply(hd_conn *c) {
     hd_call *call = c->call;
     hd_reply *r = &call->reply;
-    if (c->has_status && r->code != 200) { /* the probe promised otherwise: no answer is better */
+    /* The probe or the blank lines promised otherwise: no answer is better. */
+    if ((c->has_status || c->is_padded) && r->code != 200) {
         hd_conn_drop(c);
+        return;
+    }
+    if (c->is_padded) {
+        if (hd_conn_stream_send(c, hd_buf_str(&r->body))) hd_conn_stream_end(c);
         return;
     }
     if (is_last_request(c)) c->keep_alive = false;
@@ -202,15 +219,17 @@ void hd_conn_reply(hd_conn *c) {
 }
 
 void hd_conn_stream_begin(hd_conn *c) {
-    c->is_chunked_out = c->call->head.minor == 1;
-    if (!c->is_chunked_out || is_last_request(c)) c->keep_alive = false;
-    put_status_line(c, 200);
-    put_common_headers(c);
-    put_str(c, "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
-               "X-Accel-Buffering: no\r\n");
-    if (c->is_chunked_out) put_str(c, "Transfer-Encoding: chunked\r\n");
-    put_str(c, "\r\n");
+    begin_pieces(c, "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
+                    "X-Accel-Buffering: no\r\n");
     set_state(c, STREAMING);
+}
+
+/* A blank line for a client that waits for a whole answer: JSON begins after any white space. May
+ * drop. */
+static void pad(hd_conn *c) {
+    if (!c->is_padded) begin_pieces(c, "Content-Type: application/json\r\n");
+    c->is_padded = true;
+    hd_conn_stream_send(c, hd_str_of("\n"));
 }
 
 bool hd_conn_stream_send(hd_conn *c, hd_str bytes) {
@@ -259,6 +278,8 @@ static void probe(hd_conn *c) {
     c->is_probed = true;
     if (c->state == STREAMING) {
         if (!hd_conn_stream_send(c, hd_str_of(": keep-alive\n\n"))) return;
+    } else if (c->is_padded) {
+        if (!hd_conn_stream_send(c, hd_str_of("\n"))) return;
     } else if (!c->has_status) {
         put_status_line(c, 200);
         c->has_status = true;
@@ -633,7 +654,12 @@ void hd_conn_sweep(hd_conn *c, int64_t now_ns) {
     case LINGERING:
         if (age_s * 1000 > linger_ms) hd_conn_drop(c);
         return;
-    case BUSY: break;
+    case BUSY:
+        if (age_s > config->keep_alive_s && has_generation(c)) {
+            pad(c);
+            return; /* it may be gone */
+        }
+        break;
     }
     bool is_blind = evbuffer_get_length(bufferevent_get_input(c->bev)) >= input_bytes_max;
     int state = tcp_state(c);

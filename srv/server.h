@@ -20,7 +20,7 @@ typedef struct hd_server_config {
     double read_timeout_s;      /* for a whole request head, and body (plus its size) */
     double idle_timeout_s;      /* a kept-alive connection without a request */
     double write_timeout_s;     /* no progress of sending */
-    double keep_alive_s;        /* silence of a stream after which a comment is sent */
+    double keep_alive_s;        /* silence after which a comment, or a blank line, is sent */
     const char *const *api_key; /* [n_api_key] empty: open to all */
     int n_api_key;
     const char *cors_origin; /* NULL: no CORS headers */

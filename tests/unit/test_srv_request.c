@@ -152,6 +152,14 @@ static void salts_part_tenants(void **state) {
     assert_true(salt[0] != salt[1] && salt[0] != salt[2]);
     assert_int_equal(parse(HD_API_CHAT, bodies[0]), HD_OK);
     assert_true(q.cache_salt == salt[0]);
+    /* Only user_id has DeepSeek's alphabet; 512 bytes is the limit of all three. */
+    assert_int_equal(parse(HD_API_CHAT, CHAT("\"user\":\"a b\",\"cache_salt\":\"\\u00e9\"")),
+                     HD_OK);
+    static char body[700];
+    for (int n = 512; n <= 513; n++) {
+        snprintf(body, sizeof body, CHAT("\"user_id\":\"%0*d\""), n, 7);
+        assert_int_equal(parse(HD_API_CHAT, body), n == 512 ? HD_OK : HD_E_INVALID);
+    }
 }
 
 typedef struct refusal {
@@ -245,6 +253,8 @@ static void wrong_types_and_ranges(void **state) {
         {C, CHAT("\"response_format\":\"text\""), HD_E_INVALID, "response_format"},
         {C, CHAT("\"continue_final_message\":true"), HD_E_INVALID, "continue_final_message"},
         {C, CHAT("\"priority\":\"high\""), HD_E_INVALID, "priority"},
+        {C, CHAT("\"user_id\":\"a b\""), HD_E_INVALID, "user_id"},
+        {C, CHAT("\"user_id\":\"\\u00e9\""), HD_E_INVALID, "user_id"},
         {T, "{}", HD_E_INVALID, "prompt"},
         {T, "{\"prompt\":null}", HD_E_INVALID, "prompt"},
         {T, "{\"prompt\":[]}", HD_E_INVALID, "prompt"},

@@ -424,6 +424,16 @@ static void methods_and_paths(void **state) {
     assert_int_equal(a.code, 304);
     drop_answer(&a);
     expect(w, GET("/health?verbose=1"), 200, "ok");
+    static const char *const chats[] = {"/v1/chat/completions", "/chat/completions",
+                                        "/beta/chat/completions"};
+    static const char *const texts[] = {"/v1/completions", "/completions", "/beta/completions"};
+    w->engine->echo_tokens = 1;
+    for (size_t i = 0; i < HD_COUNT_OF(chats); i++) {
+        expect(w, post_text(chats[i], "", HELLO), 200, "\"content\":\"x\"");
+        expect(w, post_text(texts[i], "", "{\"prompt\":\"p\"}"), 200, "\"text\":\"x\"");
+    }
+    expect(w, GET("/models"), 200, "\"id\":\"stub\"");
+    expect(w, GET("/beta/models"), 200, "\"id\":\"stub\"");
     expect(w, "GET http://t/health HTTP/1.1\r\nHost: t\r\n\r\n", 200, "ok");
 }
 
@@ -650,6 +660,54 @@ static void silence_is_filled_with_comments(void **state) {
     stub_finish(w->engine, 0, HD_FINISH_STOP);
     answer a = take_answer(fd, &b, false);
     assert_non_null(strstr(text_of(&a), "data: [DONE]\n\n"));
+    drop_answer(&a);
+    hd_buf_fini(&b);
+    close(fd);
+}
+
+static void waiting_is_filled_with_blank_lines(void **state) {
+    world *w = *state;
+    w->config.keep_alive_s = 0.2;
+    start(w);
+    for (int minor = 0; minor < 2; minor++) {
+        int fd = dial(w->port);
+        hd_buf b;
+        hd_buf_init(&b, 1 << 20);
+        char request[512];
+        snprintf(request, sizeof request,
+                 "POST " CHAT " HTTP/1.%d\r\nHost: t\r\nContent-Length: %zu\r\n\r\n%s", minor,
+                 strlen(HELLO), HELLO);
+        put(fd, request);
+        assert_true(await_text(fd, &b, minor == 1 ? "\r\n\r\n1\r\n\n\r\n" : "\r\n\r\n\n"));
+        stub_text(w->engine, minor, "ok");
+        stub_finish(w->engine, minor, HD_FINISH_STOP);
+        answer a = take_answer(fd, &b, false);
+        assert_int_equal(a.code, 200);
+        assert_true(a.is_whole);
+        assert_string_equal(header(&a, "Content-Type"), "application/json");
+        assert_memory_equal(text_of(&a), "\n", 1);
+        assert_non_null(strstr(text_of(&a), "\n{\"id\":"));
+        assert_non_null(strstr(text_of(&a), "\"content\":\"ok\""));
+        drop_answer(&a);
+        if (minor == 1) { /* the connection goes on */
+            put(fd, GET("/health"));
+            a = take_answer(fd, &b, false);
+            assert_int_equal(a.code, 200);
+            drop_answer(&a);
+        }
+        hd_buf_fini(&b);
+        close(fd);
+    }
+    /* A failure after the 200 cannot be told: the answer is cut, never taken for a whole one. */
+    int fd = dial(w->port);
+    hd_buf b;
+    hd_buf_init(&b, 1 << 20);
+    put(fd, post_text(CHAT, "", HELLO));
+    assert_true(await_text(fd, &b, "1\r\n\n\r\n"));
+    stub_finish(w->engine, 2, HD_FINISH_ERROR);
+    answer a = take_answer(fd, &b, false);
+    assert_false(a.is_whole);
+    assert_null(strchr(text_of(&a), '{'));
     drop_answer(&a);
     hd_buf_fini(&b);
     close(fd);
@@ -897,6 +955,7 @@ int main(void) {
         TEST(refusals_name_the_reason),
         TEST(engine_errors),
         TEST(silence_is_filled_with_comments),
+        TEST(waiting_is_filled_with_blank_lines),
         TEST(left_clients_are_noticed),
         TEST(half_closed_clients_get_their_answer),
         TEST(slow_readers_are_dropped),

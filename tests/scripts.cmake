@@ -27,6 +27,13 @@ set_tests_properties(tools_bench PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${
 add_test(NAME http_serve COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/http/serve.test.mjs)
 set_tests_properties(http_serve PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
 
+# Its held-out tasks over HTTP, scored.
+add_test(NAME http_score COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/http/score.test.mjs)
+set_tests_properties(http_score PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
+if(HADAL_SANITIZE)
+    set_tests_properties(http_score PROPERTIES LABELS slow)
+endif()
+
 # Suites with npm packages of their own: tests/NAME is copied to build/*/npm/NAME and installed there
 # by the fixture npm_NAME; then node runs a file of it.
 find_program(NPM_PROGRAM npm)

@@ -42,7 +42,7 @@ static const struct row globals[] = {
 };
 static const struct row layers[] = {
     {"attn_norm.weight",      "input_layernorm.weight",              {D},          ALWAYS,      HD_ROLE_PLAIN},
-    {"attn_q.weight",         "self_attn.q_proj.weight",             {D, HQK},     NO_Q_LORA,   HD_ROLE_PLAIN},
+    {"attn_q.weight",         "self_attn.q_proj.weight",             {D, HQK},     NO_Q_LORA,   HD_ROLE_PAIRS},
     {"attn_q.weight",         "self_attn.q_proj.weight",             {D, HQK},     GQA,         HD_ROLE_PAIRS},
     {"attn_k.weight",         "self_attn.k_proj.weight",             {D, KV},      GQA,         HD_ROLE_PAIRS},
     {"attn_v.weight",         "self_attn.v_proj.weight",             {D, KV},      GQA,         HD_ROLE_PLAIN},
@@ -51,8 +51,8 @@ static const struct row layers[] = {
     {"attn_v.bias",           "self_attn.v_proj.bias",               {KV},         QKV_BIAS,    HD_ROLE_PLAIN},
     {"attn_q_a.weight",       "self_attn.q_a_proj.weight",           {D, QL},      Q_LORA,      HD_ROLE_PLAIN},
     {"attn_q_a_norm.weight",  "self_attn.q_a_layernorm.weight",      {QL},         Q_LORA,      HD_ROLE_PLAIN},
-    {"attn_q_b.weight",       "self_attn.q_b_proj.weight",           {QL, HQK},    Q_LORA,      HD_ROLE_PLAIN},
-    {"attn_kv_a_mqa.weight",  "self_attn.kv_a_proj_with_mqa.weight", {D, C_ROPE},  MLA,         HD_ROLE_PLAIN},
+    {"attn_q_b.weight",       "self_attn.q_b_proj.weight",           {QL, HQK},    Q_LORA,      HD_ROLE_PAIRS},
+    {"attn_kv_a_mqa.weight",  "self_attn.kv_a_proj_with_mqa.weight", {D, C_ROPE},  MLA,         HD_ROLE_PAIR_KEY},
     {"attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight",     {C},          MLA,         HD_ROLE_PLAIN},
     {"attn_k_b.weight",       "self_attn.kv_b_proj.weight",          {NOPE, C, H}, MLA,         HD_ROLE_K_B},
     {"attn_v_b.weight",       "self_attn.kv_b_proj.weight",          {C, VDIM, H}, MLA,         HD_ROLE_V_B},
@@ -259,11 +259,23 @@ static hd_status add(hd_canon *k, const struct row *r, int layer) {
     return HD_OK;
 }
 
+/* Whether a tensor of the file belongs to a layer that is computed. */
+static bool is_of_layers(const hd_canon *k, const char *name) {
+    const char *prefix = hd_checkpoint_gguf(k->c) ? "blk." : "model.layers.";
+    size_t n = strlen(prefix);
+    if (strncmp(name, prefix, n) != 0) return false;
+    int layer = 0;
+    for (name += n; *name >= '0' && *name <= '9' && layer < k->hp->n_layer; name++)
+        layer = 10 * layer + *name - '0';
+    return layer < k->hp->n_layer;
+}
+
 /* A bias that nothing adds would be a silent error. */
 static hd_status refuse_biases(const hd_canon *k) {
     for (size_t i = 0; i < hd_checkpoint_count(k->c); i++) {
         const hd_file_tensor *f = hd_checkpoint_at(k->c, i);
-        if (!k->is_used[i] && hd_str_ends_c(hd_str_of(f->name), ".bias"))
+        if (!k->is_used[i] && f->n_byte > 0 && is_of_layers(k, f->name) &&
+            hd_str_ends_c(hd_str_of(f->name), ".bias"))
             return HD_FAIL(UNSUPPORTED, "%s: tensor %s: expected no such bias in architecture %s",
                            f->file, f->name, k->hp->arch);
     }
@@ -274,7 +286,7 @@ static hd_status add_all(hd_canon *k) {
     for (size_t i = 0; i < HD_COUNT_OF(globals); i++) HD_TRY(add(k, &globals[i], -1));
     for (int layer = 0; layer < k->hp->n_layer; layer++)
         for (size_t i = 0; i < HD_COUNT_OF(layers); i++) HD_TRY(add(k, &layers[i], layer));
-    return hd_hparams_is_mla(k->hp) ? HD_OK : refuse_biases(k);
+    return refuse_biases(k);
 }
 
 /* A tensor that the hyper-parameters leave out, though the file has it: they say too little, and
@@ -285,7 +297,8 @@ static hd_status refuse_leftover(const hd_canon *k, int layer, const char *suffi
     bool is_gguf = hd_checkpoint_gguf(k->c);
     snprintf(name, sizeof name, is_gguf ? "blk.%d.%s" : "model.layers.%d.%s", layer,
              is_gguf ? suffix : hf);
-    if (!hd_checkpoint_find(k->c, name)) return HD_OK;
+    const hd_file_tensor *f = hd_checkpoint_find(k->c, name);
+    if (!f || f->n_byte == 0) return HD_OK; /* an empty one is none */
     return HD_FAIL(CORRUPT, "%s: tensor %s: expected %s, as the hyper-parameters say; found one",
                    hd_checkpoint_path(k->c), name, expected);
 }
@@ -369,11 +382,19 @@ static void transpose_head(const hd_canon *k, const hd_canon_tensor *t, const ch
     }
 }
 
-/* Per head, row 2i+s of the pairs is row s*n/2+i of the halves. */
+/* Where row `row` of the pairs lies: of the rotated rows, 2i+s is s*n/2+i of the halves. */
+static size_t unpaired_row(const hd_canon *k, const hd_canon_tensor *t, size_t row) {
+    size_t n = (size_t)k->hp->n_rope, in_group = row % (size_t)t->pair_group,
+           first = (size_t)t->pair_at;
+    if (in_group < first || in_group >= first + n) return row;
+    size_t i = in_group - first;
+    return row - i + i % 2 * (n / 2) + i / 2;
+}
+
 static void pair_rows(const hd_canon *k, const hd_canon_tensor *t, char *out) {
-    size_t row_bytes = hd_format_bytes(t->format, (size_t)t->ne[0]), n = (size_t)k->hp->n_rope;
+    size_t row_bytes = hd_format_bytes(t->format, (size_t)t->ne[0]);
     for (size_t row = 0; row < (size_t)t->ne[1]; row++) {
-        size_t in_head = row % n, from = row - in_head + in_head % 2 * (n / 2) + in_head / 2;
+        size_t from = unpaired_row(k, t, row);
         memcpy(out + row * row_bytes, (const char *)t->src[0]->data + from * row_bytes, row_bytes);
     }
 }

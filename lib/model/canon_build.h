@@ -20,7 +20,8 @@ enum hd_canon_role {
     HD_ROLE_PLAIN,
     HD_ROLE_K_B,
     HD_ROLE_V_B,
-    HD_ROLE_PAIRS, /* q or k: rows in the order of rotated pairs */
+    HD_ROLE_PAIRS,    /* q or k: rows of each head in the order of rotated pairs */
+    HD_ROLE_PAIR_KEY, /* the same of the one rotated key behind the latent */
     HD_ROLE_ROPE_DIVISOR,
     HD_ROLE_GATE_EXPS,
     HD_ROLE_UP_EXPS,

@@ -1,6 +1,7 @@
 /* Canonical tensors from a Hugging Face checkpoint: the names of the table in canon.c, experts one
  * by one (as released) or fused in one tensor (as newer libraries save them). There the rows of q
- * and k are always in the order of rotated halves; GGUF has them in pairs, but for qwen2. */
+ * and k are in the order of rotated halves (of latent attention rarely: rope_interleave false);
+ * GGUF has them in pairs, but for qwen2. */
 #include "model/canon_build.h"
 
 #include <stdio.h>
@@ -46,8 +47,12 @@ hd_status hd_canon_from_hf(hd_canon *k, const hd_canon_want *w, hd_canon_tensor 
     case HD_ROLE_K_B:
     case HD_ROLE_V_B: return hd_canon_take_kv_b(k, t, name, w->role);
     case HD_ROLE_PAIRS:
+    case HD_ROLE_PAIR_KEY:
         HD_TRY(hd_canon_take(k, t, name, w->ne));
-        if (!k->hp->is_half_split) t->kind = HD_CANON_PAIRS;
+        if (!k->hp->has_half_rows) return HD_OK;
+        t->kind = HD_CANON_PAIRS;
+        t->pair_at = w->role == HD_ROLE_PAIR_KEY ? k->hp->n_c : k->hp->n_nope;
+        t->pair_group = t->pair_at + k->hp->n_rope;
         return HD_OK;
     case HD_ROLE_ROPE_DIVISOR: hd_canon_make_rope_divisor(k, t); return HD_OK;
     default: return take_experts(k, w, t);

@@ -192,7 +192,7 @@ static void check_rope(struct check *c, const hd_hparams *hp) {
            (double)hp->yarn_beta_fast);
     expect(c, is_between(hp->yarn_beta_slow, 1e-3f, 1e6f), "yarn beta_slow", "0.001 to 1e6",
            (double)hp->yarn_beta_slow);
-    expect(c, is_between(hp->yarn_mscale, 0, 100), "yarn mscale", "0 to 100",
+    expect(c, is_between(hp->yarn_mscale, -1e4f, 1e4f), "yarn mscale", "-1e4 to 1e4",
            (double)hp->yarn_mscale);
     expect(c, is_between(hp->yarn_mscale_all, 0, 100), "yarn mscale_all_dim", "0 to 100",
            (double)hp->yarn_mscale_all);

@@ -4,6 +4,7 @@
 #include "model/hparams_source.h"
 
 #include "file/json.h"
+#include "model/arch.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -119,11 +120,18 @@ static hd_status refuse_windows(const struct source *s) {
     return HD_OK;
 }
 
+static hd_status refuse_partial_rotary(const struct source *s, const json_t *o) {
+    double v = 1;
+    HD_TRY(get_num(s, o, "partial_rotary_factor", false, &v));
+    return v == 1 ? HD_OK
+                  : unsupported(s, "partial_rotary_factor", "1", get(o, "partial_rotary_factor"));
+}
+
 /* Settings with one value that this program computes. */
 static hd_status refuse_features(const struct source *s, const hd_hparams *hp) {
     const char *text;
     bool flag;
-    double freq = 1, n_kv = hp->n_head, rotary = 1;
+    double freq = 1, n_kv = hp->n_head;
     HD_TRY(get_str(s, s->root, "hidden_act", "silu", &text));
     if (strcmp(text, "silu") != 0 && strcmp(text, "swish") != 0)
         return unsupported(s, "hidden_act", "\"silu\"", get(s->root, "hidden_act"));
@@ -132,11 +140,7 @@ static hd_status refuse_features(const struct source *s, const hd_hparams *hp) {
         return unsupported(s, "attention_bias", "false", get(s->root, "attention_bias"));
     HD_TRY(get_bool(s, "mlp_bias", false, &flag));
     if (flag) return unsupported(s, "mlp_bias", "false", get(s->root, "mlp_bias"));
-    HD_TRY(get_num(s, s->root, "partial_rotary_factor", false, &rotary));
-    if (rotary != 1)
-        return unsupported(s, "partial_rotary_factor", "1", get(s->root, "partial_rotary_factor"));
-    HD_TRY(get_bool(s, "rope_interleave", true, &flag));
-    if (!flag) return unsupported(s, "rope_interleave", "true", get(s->root, "rope_interleave"));
+    HD_TRY(refuse_partial_rotary(s, s->root));
     HD_TRY(get_num(s, s->root, "moe_layer_freq", true, &freq));
     if (freq != 1) return unsupported(s, "moe_layer_freq", "1", get(s->root, "moe_layer_freq"));
     HD_TRY(get_num(s, s->root, "num_key_value_heads", true, &n_kv));
@@ -153,17 +157,34 @@ static hd_status refuse_features(const struct source *s, const hd_hparams *hp) {
     return HD_OK;
 }
 
-/* mscale and mscale_all_dim come as a pair or not at all: with one of them the published
- * implementations disagree. Zero counts as absent. Neither: cos and sin alone are scaled. */
+/* As transformers reads the pair: cos and sin are scaled by the ratio of both, or by
+ * attention_factor, or else by mscale(factor, 1), whatever one of them alone says; scores by
+ * mscale_all_dim. What is not said as a pair becomes the one that does the same. Zero counts as
+ * absent. */
 static hd_status read_mscale(const struct source *s, const json_t *rope, hd_hparams *hp) {
-    HD_TRY(get_float(s, rope, "mscale", 0, &hp->yarn_mscale));
-    HD_TRY(get_float(s, rope, "mscale_all_dim", 0, &hp->yarn_mscale_all));
-    if ((hp->yarn_mscale != 0) != (hp->yarn_mscale_all != 0))
-        return HD_FAIL(UNSUPPORTED,
-                       "%s: rope_scaling: not supported: expected mscale and mscale_all_dim both "
-                       "or neither, found %.9g and %.9g",
-                       s->file, (double)hp->yarn_mscale, (double)hp->yarn_mscale_all);
-    if (hp->yarn_mscale == 0) hp->yarn_mscale = 1;
+    double m = 0, all = 0, factor = 0;
+    const struct {
+        const char *key;
+        double *value;
+    } parts[] = {{"mscale", &m}, {"mscale_all_dim", &all}, {"attention_factor", &factor}};
+    for (size_t i = 0; i < HD_COUNT_OF(parts); i++) {
+        HD_TRY(get_num(s, rope, parts[i].key, false, parts[i].value));
+        if (!(*parts[i].value >= 0 && *parts[i].value <= 100))
+            return HD_FAIL(CORRUPT, "%s: %s: expected 0 to 100, found %.9g", s->file, parts[i].key,
+                           *parts[i].value);
+    }
+    hp->yarn_mscale = 1;
+    hp->yarn_mscale_all = (float)all;
+    if (factor == 0 && m != 0 && all != 0) hp->yarn_mscale = (float)m;
+    if (factor == 0 && ((m != 0 && all != 0) || all == 0)) return HD_OK;
+    double unit = hd_rope_mscale((double)hp->yarn_factor, 1);
+    double wanted = factor != 0 ? factor : unit;
+    if (unit == 1 && wanted != 1)
+        return unsupported(s, "attention_factor", "1 with a yarn factor up to 1",
+                           get(rope, "attention_factor"));
+    if (unit != 1)
+        hp->yarn_mscale =
+            (float)((wanted * hd_rope_mscale((double)hp->yarn_factor, all) - 1) / (unit - 1));
     return HD_OK;
 }
 
@@ -176,6 +197,44 @@ static hd_status read_llama3(const struct source *s, const json_t *rope, hd_hpar
     return hd_hparams_set_llama3(hp, s->file, factor, low, high, orig);
 }
 
+static hd_status read_yarn(const struct source *s, const json_t *rope, hd_hparams *hp) {
+    int orig = hp->n_ctx;
+    if (json_is_false(json_object_get(rope, "truncate")))
+        return unsupported(s, "truncate", "true", get(rope, "truncate"));
+    if (get(rope, "original_max_position_embeddings"))
+        HD_TRY(need_int(s, rope, "original_max_position_embeddings", &orig));
+    hp->is_yarn = true;
+    hp->yarn_orig_ctx = orig;
+    /* null says that the context is as long as the factor makes it */
+    float factor =
+        json_is_null(json_object_get(rope, "factor")) ? (float)hp->n_ctx / (float)orig : -1;
+    HD_TRY(get_float(s, rope, "factor", factor, &hp->yarn_factor));
+    HD_TRY(get_float(s, rope, "beta_fast", 32, &hp->yarn_beta_fast));
+    HD_TRY(get_float(s, rope, "beta_slow", 1, &hp->yarn_beta_slow));
+    return read_mscale(s, rope, hp);
+}
+
+static hd_status read_linear(const struct source *s, const json_t *rope, hd_hparams *hp) {
+    HD_TRY(get_float(s, rope, "factor", -1, &hp->rope_linear));
+    if (hp->rope_linear == 0) hp->rope_linear = -1; /* 0 would mean none */
+    return HD_OK;
+}
+
+/* Dynamic scaling too: it changes nothing up to max_position_embeddings, the longest sequence. */
+static hd_status read_plain(const struct source *s, const json_t *rope, hd_hparams *hp) {
+    (void)s, (void)rope, (void)hp;
+    return HD_OK;
+}
+
+static const struct {
+    const char *type;
+    hd_status (*read)(const struct source *s, const json_t *rope, hd_hparams *hp);
+} rope_types[] = {{"default", read_plain},
+                  {"dynamic", read_plain},
+                  {"linear", read_linear},
+                  {"llama3", read_llama3},
+                  {"yarn", read_yarn}};
+
 /* rope_scaling, or rope_parameters in files of newer library versions (then with rope_theta). */
 static hd_status read_rope(const struct source *s, hd_hparams *hp) {
     const char *name = get(s->root, "rope_parameters") ? "rope_parameters" : "rope_scaling";
@@ -187,38 +246,26 @@ static hd_status read_rope(const struct source *s, hd_hparams *hp) {
         return HD_FAIL(CORRUPT, "%s: %s: expected an object, found %s", s->file, name,
                        hd_json_found(rope));
     HD_TRY(get_float(s, rope, "rope_theta", hp->rope_base, &hp->rope_base));
+    HD_TRY(refuse_partial_rotary(s, rope));
     HD_TRY(get_str(s, rope, "type", "default", &older));
     HD_TRY(get_str(s, rope, "rope_type", older, &type));
-    if (strcmp(type, "default") == 0) return HD_OK;
-    if (strcmp(type, "linear") == 0 && !s->family->is_mla) {
-        HD_TRY(get_float(s, rope, "factor", -1, &hp->rope_linear));
-        if (hp->rope_linear == 0) hp->rope_linear = -1; /* 0 would mean none */
-        return HD_OK;
-    }
-    if (strcmp(type, "llama3") == 0 && !s->family->is_mla) return read_llama3(s, rope, hp);
-    if (strcmp(type, "yarn") != 0)
-        return unsupported(s, name,
-                           s->family->is_mla
-                               ? "type \"yarn\" or \"default\""
-                               : "type \"linear\", \"llama3\", \"yarn\" or \"default\"",
-                           get(rope, "rope_type") ? get(rope, "rope_type") : get(rope, "type"));
-    if (get(rope, "attention_factor"))
-        return unsupported(s, "attention_factor", "none", get(rope, "attention_factor"));
-    if (json_is_false(json_object_get(rope, "truncate")))
-        return unsupported(s, "truncate", "true", get(rope, "truncate"));
-    hp->is_yarn = true;
-    hp->yarn_orig_ctx = hp->n_ctx;
-    HD_TRY(get_float(s, rope, "factor", -1, &hp->yarn_factor));
-    if (get(rope, "original_max_position_embeddings"))
-        HD_TRY(need_int(s, rope, "original_max_position_embeddings", &hp->yarn_orig_ctx));
-    HD_TRY(get_float(s, rope, "beta_fast", 32, &hp->yarn_beta_fast));
-    HD_TRY(get_float(s, rope, "beta_slow", 1, &hp->yarn_beta_slow));
-    return read_mscale(s, rope, hp);
+    bool is_yarn = strcmp(type, "yarn") == 0;
+    if (s->family->is_mla && !is_yarn && get(rope, "mscale_all_dim"))
+        return unsupported(s, "mscale_all_dim", "none but with rope type \"yarn\"",
+                           get(rope, "mscale_all_dim"));
+    for (size_t i = 0; i < HD_COUNT_OF(rope_types); i++)
+        if (strcmp(type, rope_types[i].type) == 0) return rope_types[i].read(s, rope, hp);
+    return unsupported(s, name, "type default, dynamic, linear, llama3 or yarn",
+                       get(rope, "rope_type") ? get(rope, "rope_type") : get(rope, "type"));
 }
 
 static hd_status read_heads(const struct source *s, hd_hparams *hp) {
     int d_head = 0, n_kv = 0;
+    hp->has_half_rows = !hp->is_half_split;
     if (s->family->is_mla) {
+        bool is_interleaved;
+        HD_TRY(get_bool(s, "rope_interleave", true, &is_interleaved));
+        hp->has_half_rows = !is_interleaved;
         HD_TRY(need_int(s, s->root, "qk_nope_head_dim", &hp->n_nope));
         return need_int(s, s->root, "v_head_dim", &hp->n_v);
     }

@@ -105,9 +105,8 @@ static hd_status refuse_features(struct source *s) {
     static const struct {
         const char *suffix;
         double harmless;
-        enum { IN_ALL, IN_MLA, IN_GQA, IN_DENSE, WITHOUT_PAIR } in;
+        enum { IN_ALL, IN_GQA, IN_DENSE, WITHOUT_PAIR } in;
     } features[] = {
-        {"rope.scale_linear", 1, IN_MLA},
         {"rope.scaling.yarn_log_multiplier", 0, IN_GQA},
         {"expert_count", 0, IN_DENSE},
         {HD_KEY_ATTN_FACTOR, 1, WITHOUT_PAIR},
@@ -129,8 +128,7 @@ static hd_status refuse_features(struct source *s) {
     for (size_t i = 0; i < HD_COUNT_OF(features); i++) {
         bool is_there;
         double v = 0;
-        if ((features[i].in == IN_MLA && !s->family->is_mla) ||
-            (features[i].in == IN_GQA && s->family->is_mla) ||
+        if ((features[i].in == IN_GQA && s->family->is_mla) ||
             (features[i].in == IN_DENSE && s->family->has_experts) ||
             (features[i].in == WITHOUT_PAIR && has_mscale_pair(s)))
             continue;
@@ -196,7 +194,7 @@ static hd_status read_heads(struct source *s, hd_hparams *hp) {
 /* llama3 scaling comes as a tensor: what each inverse frequency is divided by. */
 static hd_status read_rope_divisor(const struct source *s, hd_hparams *hp) {
     const hd_file_tensor *t = hd_checkpoint_find(s->c, "rope_freqs.weight");
-    if (!t || s->family->is_mla) return HD_OK;
+    if (!t) return HD_OK;
     if (t->format != HD_F32 || t->n_dim != 1 || t->ne[0] != hp->n_rope / 2 ||
         t->ne[0] > HD_ROPE_PAIR_MAX)
         return HD_FAIL(CORRUPT, "%s: tensor %s: expected F32 [%d], found %s [%lld]", t->file,
@@ -237,14 +235,19 @@ static hd_status read_rope(struct source *s, hd_hparams *hp) {
         return HD_FAIL(CORRUPT, "%s: %s: expected a string, found another kind of value", s->file,
                        s->key);
     if (hd_str_eq_c(type, "none") || (type.len == 0 && (factor == 1 || factor == 0))) return HD_OK;
-    bool is_linear = type.len == 0 || hd_str_eq_c(type, "linear");
-    if (is_linear && !s->family->is_mla) {
+    if (type.len == 0 || hd_str_eq_c(type, "linear")) {
+        float log_multiplier;
         hp->rope_linear = factor;
+        HD_TRY(get_float(s, "rope.scaling.yarn_log_multiplier", 0, &log_multiplier));
+        if (log_multiplier != 0)
+            return HD_FAIL(UNSUPPORTED,
+                           "%s: %s: expected it with rope.scaling.type yarn alone, found %.9g",
+                           s->file, s->key, (double)log_multiplier);
         return HD_OK;
     }
     if (!hd_str_eq_c(type, "yarn"))
-        return HD_FAIL(UNSUPPORTED, "%s: %s: expected none or yarn, found \"%s\"", s->file,
-                       key_of(s, "rope.scaling.type"), type.len ? hd_show(type) : "linear");
+        return HD_FAIL(UNSUPPORTED, "%s: %s: expected none, linear or yarn, found \"%s\"", s->file,
+                       key_of(s, "rope.scaling.type"), hd_show(type));
     hp->is_yarn = true;
     hp->yarn_factor = factor;
     HD_TRY(

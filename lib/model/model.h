@@ -26,6 +26,7 @@ typedef struct hd_hparams {
     int q_lora, n_c, n_nope, n_rope, n_v;
     bool has_qkv_bias;
     bool is_half_split; /* rotated pairs are (i, i + n_rope/2), not (2i, 2i+1) */
+    bool has_half_rows; /* so they are in the file, but not here: rows are reordered when read */
     float rope_base;
     float rope_linear; /* linear scaling: positions are divided by this; 0: none */
     bool has_rope_divisor;
@@ -90,15 +91,15 @@ enum hd_canon_kind {
     HD_CANON_STACK, /* n_src tensors [n_out, n_in] stacked: experts */
     HD_CANON_K_B,   /* from kv_b: per head the n_nope rows, transposed */
     HD_CANON_V_B,   /* from kv_b: per head the n_v rows */
-    HD_CANON_PAIRS, /* q or k of rotated halves: per head of n_rope rows, row 2i+s from s*n_rope/2+i
-                     */
+    HD_CANON_PAIRS, /* rows of rotated halves: row 2i+s of the rotated ones from s*n_rope/2+i */
 };
 typedef struct hd_canon_tensor {
     char name[64];
     enum hd_canon_kind kind;
     enum hd_format format; /* of hd_canon_matrix: the file's (F32 for K_B of a quantised kv_b) */
     int n_dim;
-    int64_t ne[4]; /* GGUF order */
+    int64_t ne[4];           /* GGUF order */
+    int pair_group, pair_at; /* PAIRS: of each group of rows, n_rope from pair_at are rotated */
     const hd_file_tensor **src;
     int n_src;
 } hd_canon_tensor;

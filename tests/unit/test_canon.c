@@ -288,6 +288,38 @@ static void tied_output_is_not_listed(void **state) {
     close_all(&o);
 }
 
+/* rope_interleave false: only the rotated rows of each head, and of the key, change places. */
+static void halves_of_latent_attention_become_pairs(void **state) {
+    (void)state;
+    enum { n_c = 32, n_nope = 24, n_rope = 16 };
+    static const struct {
+        const char *name, *hf;
+        int first; /* rotated row of a group */
+    } weights[] = {
+        {"blk.1.attn_q_b.weight", "model.layers.1.self_attn.q_b_proj.weight", n_nope},
+        {"blk.1.attn_kv_a_mqa.weight", "model.layers.1.self_attn.kv_a_proj_with_mqa.weight", n_c},
+    };
+    struct opened o;
+    write_changed(&(struct change){0});
+    write_config("\"rope_interleave\": true", "\"rope_interleave\": false");
+    open_all(&o, dir);
+    for (size_t w = 0; w < HD_COUNT_OF(weights); w++) {
+        const hd_canon_tensor *t = hd_canon_find(o.k, weights[w].name);
+        const char *file = hd_checkpoint_find(o.c, weights[w].hf)->data;
+        char scratch[64 * 160 * 2];
+        size_t row_bytes = hd_format_bytes(t->format, (size_t)t->ne[0]);
+        const char *found = hd_canon_matrix(o.k, t, 0, scratch);
+        int first = weights[w].first, group = first + n_rope;
+        for (int row = 0; row < (int)t->ne[1]; row++) {
+            int in_group = row % group, i = in_group - first, from = row;
+            if (i >= 0) from = row - i + i % 2 * (n_rope / 2) + i / 2;
+            assert_memory_equal(found + (size_t)row * row_bytes, file + (size_t)from * row_bytes,
+                                row_bytes);
+        }
+    }
+    close_all(&o);
+}
+
 /* ---- spellings of GGUF: kv_b unsplit, experts fused, bias without suffix, flat stacks ---- */
 
 enum gguf_style { NEW_STYLE, OLD_STYLE, OLD_STYLE_Q8_0 };
@@ -457,6 +489,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(missing_and_misshapen_are_named, set_up, tear_down),
         cmocka_unit_test_setup_teardown(leftovers_are_named, set_up, tear_down),
         cmocka_unit_test_setup_teardown(tied_output_is_not_listed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(halves_of_latent_attention_become_pairs, set_up, tear_down),
         cmocka_unit_test_setup_teardown(gguf_in_every_style_is_the_same, set_up, tear_down),
         cmocka_unit_test_setup_teardown(quantised_kv_b_is_decoded, set_up, tear_down),
     };

@@ -5,7 +5,7 @@
 
 #include "base/mem.h"
 #include "file/gguf.h"
-#include "model/model.h"
+#include "model/arch.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -146,6 +146,16 @@ static void other_spellings_of_config(void **state) {
     assert_true(h.yarn_mscale == 1 && h.yarn_mscale_all == 0);
     assert_ok(read_config("rope_scaling:{\"type\":\"yarn\",\"factor\":10}", &h));
     assert_int_equal(h.yarn_orig_ctx, 640);
+    assert_ok(read_config("rope_interleave:false", &h));
+    assert_true(h.has_half_rows);
+    assert_ok(read_config("rope_scaling:{\"type\":\"linear\",\"factor\":4}", &h));
+    assert_true(h.rope_linear == 4 && !h.is_yarn);
+    assert_ok(read_config("rope_scaling:{\"type\":\"dynamic\",\"factor\":4}", &h));
+    assert_true(h.rope_linear == 0 && !h.is_yarn && h.n_ctx == 640);
+    assert_ok(read_config(
+        "rope_scaling:{\"type\":\"yarn\",\"factor\":null,\"original_max_position_embeddings\":64}",
+        &h));
+    assert_true(h.yarn_factor == 10);
     assert_ok(read_config("eos_token_id:[7, 8]", &h));
     assert_int_equal(h.eos, 7);
     assert_ok(read_config("bos_token_id:null", &h));
@@ -158,6 +168,38 @@ static void other_spellings_of_config(void **state) {
     assert_true(h.n_dense_layer == 4 && h.n_expert == 0);
     assert_ok(read_config("tie_word_embeddings:true", &h));
     assert_true(h.is_tied);
+}
+
+/* What cos and sin, and what the softmax is multiplied by, for each part of the pair alone: as
+ * transformers computes it, where one of them alone leaves cos and sin at mscale(factor, 1). */
+static void parts_of_the_mscale_pair(void **state) {
+    (void)state;
+    const double ln = log(8), m1 = 1 + 0.1 * ln, m2 = 1 + 0.2 * ln, m3 = 1 + 0.3 * ln;
+    const struct {
+        const char *parts;
+        double cos_sin, softmax;
+    } cases[] = {
+        {"", m1, 1},
+        {",\"mscale\":2", m1, 1},
+        {",\"mscale\":2,\"mscale_all_dim\":0", m1, 1},
+        {",\"mscale_all_dim\":3", m1, m3 * m3},
+        {",\"mscale\":3,\"mscale_all_dim\":3", 1, m3 * m3},
+        {",\"mscale\":2,\"mscale_all_dim\":3", m2 / m3, m3 * m3},
+        {",\"attention_factor\":1.25", 1.25, 1},
+        {",\"mscale\":2,\"mscale_all_dim\":3,\"attention_factor\":0.75", 0.75, m3 * m3},
+    };
+    for (size_t i = 0; i < HD_COUNT_OF(cases); i++) {
+        char change[256];
+        hd_hparams h;
+        float cs[16];
+        snprintf(change, sizeof change, "rope_scaling:{\"type\":\"yarn\",\"factor\":8%s}",
+                 cases[i].parts);
+        assert_ok(read_config(change, &h));
+        hd_rope_table(&h, 1, cs);
+        assert_true(fabs((double)cs[0] / cases[i].cos_sin - 1) < 1e-6);
+        double softmax = (double)hd_rope_softmax_scale(&h) * sqrt(40);
+        assert_true(fabs(softmax / cases[i].softmax - 1) < 1e-6);
+    }
 }
 
 static void v2_configs_are_read(void **state) {
@@ -192,14 +234,17 @@ static void unbuilt_settings_are_refused(void **state) {
          "sliding_attention"},
         {"hidden_act:\"gelu\"", "hidden_act", "\"gelu\""},
         {"attention_bias:true", "attention_bias", "true"},
-        {"rope_interleave:false", "rope_interleave", "false"},
         {"moe_layer_freq:2", "moe_layer_freq", "2"},
         {"num_key_value_heads:1", "num_key_value_heads", "1"},
         {"quantization_config:{\"quant_method\":\"fp8\"}", "quantization_config", "\"fp8\""},
-        {"rope_scaling:{\"type\":\"linear\",\"factor\":4}", "rope_scaling", "\"linear\""},
-        {"rope_scaling:{\"type\":\"yarn\",\"factor\":4,\"attention_factor\":1.1}",
+        {"rope_scaling:{\"type\":\"longrope\",\"factor\":4}", "rope_scaling", "\"longrope\""},
+        {"rope_scaling:{\"type\":\"yarn\",\"factor\":4,\"truncate\":false}", "truncate", "false"},
+        {"rope_scaling:{\"type\":\"yarn\",\"factor\":1,\"attention_factor\":1.1}",
          "attention_factor", "1.1"},
-        {"rope_scaling:{\"type\":\"yarn\",\"factor\":4,\"mscale\":0.5}", "mscale", "0.5"},
+        {"rope_scaling:{\"type\":\"linear\",\"factor\":4,\"mscale_all_dim\":0.5}", "mscale_all_dim",
+         "0.5"},
+        {"rope_parameters:{\"rope_type\":\"default\",\"partial_rotary_factor\":0.5}",
+         "partial_rotary_factor", "0.5"},
         {"topk_method:\"random\"", "topk_method", "\"random\""},
         {"scoring_func:\"softmax\"", "scoring_func", "softmax"},
     };
@@ -256,7 +301,7 @@ static void absurd_config_values_are_refused(void **state) {
         {"rope_scaling:{\"type\":\"yarn\",\"factor\":4,\"beta_fast\":0}", "yarn beta_fast"},
         {"rope_scaling:{\"type\":\"yarn\",\"factor\":4,\"beta_slow\":-1}", "yarn beta_slow"},
         {"rope_scaling:{\"type\":\"yarn\",\"factor\":4,\"mscale\":-1,\"mscale_all_dim\":1}",
-         "yarn mscale"},
+         "mscale: expected 0 to 100"},
         {"rope_scaling:{\"type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":0}",
          "original_max_position_embeddings"},
         {"rope_scaling:{\"type\":7}", "type: expected a string, found 7"},
@@ -488,7 +533,8 @@ static void bad_gguf_values_are_refused(void **state) {
         {{"general.architecture", 0, 0, NULL}, HD_E_CORRUPT, "general.architecture"},
         {{"general.architecture", 'u', 1, NULL}, HD_E_CORRUPT, "general.architecture"},
         {{"deepseek2.rope.scaling.type", 's', 0, "longrope"}, HD_E_UNSUPPORTED, "\"longrope\""},
-        {{"deepseek2.rope.scaling.type", 0, 0, NULL}, HD_E_UNSUPPORTED, "linear"},
+        {{"deepseek2.rope.scaling.type", 0, 0, NULL}, HD_E_UNSUPPORTED, "yarn_log_multiplier"},
+        {{"deepseek2.rope.scaling.type", 's', 0, "linear"}, HD_E_UNSUPPORTED, "yarn alone"},
         {{"deepseek2.rope.scaling.type", 'u', 1, NULL}, HD_E_CORRUPT, "rope.scaling.type"},
         {{"deepseek2.expert_gating_func", 'u', 4, NULL}, HD_E_UNSUPPORTED, "expert_gating_func"},
         {{"deepseek2.attention.scale", 'f', 0.1, NULL}, HD_E_UNSUPPORTED, "attention.scale"},
@@ -527,6 +573,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(config_is_read, set_up, tear_down),
         cmocka_unit_test_setup_teardown(other_spellings_of_config, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(parts_of_the_mscale_pair, set_up, tear_down),
         cmocka_unit_test_setup_teardown(v2_configs_are_read, set_up, tear_down),
         cmocka_unit_test_setup_teardown(unbuilt_settings_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(absurd_config_values_are_refused, set_up, tear_down),

@@ -75,6 +75,8 @@ static void rope_scalings_are_read(void **state) {
                           "\"original_max_position_embeddings\":64}",
                           &h));
     assert_true(h.is_yarn && h.yarn_factor == 4 && h.yarn_mscale == 1 && h.yarn_mscale_all == 0);
+    assert_ok(read_config("llama", "\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}", &h));
+    assert_true(!h.is_yarn && h.rope_linear == 0 && !h.has_rope_divisor);
     assert_ok(read_config("llama",
                           "\"head_dim\":128,\"rope_theta\":5e5,\"rope_scaling\":{"
                           "\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,"
@@ -103,8 +105,8 @@ static void bad_configs_are_refused(void **state) {
         {"llama", "\"num_key_value_heads\":0", HD_E_CORRUPT, "num_key_value_heads"},
         {"llama", "\"head_dim\":15", HD_E_CORRUPT, "even number, found 15"},
         {"llama", "\"head_dim\":2048", HD_E_CORRUPT, "head size: expected 2 to 1024, found 2048"},
-        {"llama", "\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}", HD_E_UNSUPPORTED,
-         "\"dynamic\""},
+        {"llama", "\"rope_scaling\":{\"type\":\"longrope\",\"factor\":2}", HD_E_UNSUPPORTED,
+         "\"longrope\""},
         {"llama", "\"rope_scaling\":{\"type\":\"linear\"}", HD_E_CORRUPT, "found -1"},
         {"llama", "\"rope_scaling\":{\"type\":\"linear\",\"factor\":0}", HD_E_CORRUPT,
          "linear rope scaling factor"},

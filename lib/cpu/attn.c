@@ -148,9 +148,15 @@ static void expand(const attn_job *j, hd_cpu_scratch *t, int n_t) {
 static void load_head(const attn_job *j, hd_cpu_scratch *t, int h) {
     const struct hd_op_mla_attn *a = j->a;
     size_t row_bytes = hd_format_bytes(a->v_b->format, (size_t)a->n_c);
-    j->c->k->decode(a->k_b->format, a->k_b->mat[h], t->kb, a->n_c * a->n_nope);
+    hd_cpu_decode(j->c, a->k_b->format, a->k_b->mat[h], t->kb, a->n_c * a->n_nope);
     for (int i = 0; i < a->n_v; i++) t->w[i] = (const char *)a->v_b->mat[h] + (size_t)i * row_bytes;
-    j->c->k->unpack(a->v_b->format, t->w, a->n_v, 0, a->n_c, t->vb, hd_cpu_pad(a->n_v));
+    hd_cpu_unpack(j->c, t,
+                  &(hd_cpu_unpacking){.format = a->v_b->format,
+                                      .row = t->w,
+                                      .n_row = a->n_v,
+                                      .n_k = a->n_c,
+                                      .panel = t->vb,
+                                      .ld = hd_cpu_pad(a->n_v)});
 }
 
 static void expanded_task(void *ctx, int task, int thread) {

@@ -88,7 +88,8 @@ static void cpu_describe(void *ctx, hd_buf *b) {
 static bool cpu_supports(void *ctx, enum hd_op op, enum hd_format f) {
     (void)ctx;
     (void)op;
-    return f == HD_F32 || f == HD_F16 || f == HD_BF16 || f == HD_Q8_0;
+    (void)f;
+    return true; /* decode.c reads whatever has a reference decoding */
 }
 
 static const char *cpu_kernel(void *ctx, enum hd_op op, enum hd_format f) {
@@ -97,7 +98,8 @@ static const char *cpu_kernel(void *ctx, enum hd_op op, enum hd_format f) {
     /* Where precision decides (routing, attention), Q8_0 weights meet float32 activations. */
     if (f == HD_Q8_0 && op != HD_OP_embed && op != HD_OP_route && op != HD_OP_mla_attn)
         return is_avx512 ? "avx512-vnni-q8" : is_avx2 ? "avx2-q8" : "scalar-q8";
-    return is_avx512 ? "avx512-fma" : is_avx2 ? "avx2-fma" : "scalar";
+    if (hd_cpu_is_native(f)) return is_avx512 ? "avx512-fma" : is_avx2 ? "avx2-fma" : "scalar";
+    return is_avx512 ? "decode, avx512-fma" : is_avx2 ? "decode, avx2-fma" : "decode, scalar";
 }
 
 static hd_status cpu_alloc(void *ctx, size_t n_byte, void **out) {
@@ -123,8 +125,8 @@ static void embed_row(void *ctx, int row, int thread) {
     const hd_weight *w = j->a->table;
     size_t bytes = hd_format_bytes(w->format, (size_t)w->n_in);
     HD_DASSERT(j->a->token[row] >= 0 && j->a->token[row] < w->n_out);
-    j->c->k->decode(w->format, (const char *)w->mat[0] + (size_t)j->a->token[row] * bytes,
-                    j->a->x + (size_t)row * (size_t)w->n_in, w->n_in);
+    hd_cpu_decode(j->c, w->format, (const char *)w->mat[0] + (size_t)j->a->token[row] * bytes,
+                  j->a->x + (size_t)row * (size_t)w->n_in, w->n_in);
 }
 
 static void cpu_embed(void *ctx, const struct hd_op_embed *args) {

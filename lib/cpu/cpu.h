@@ -35,7 +35,8 @@ typedef struct hd_cpu_block {
 
 /* One thread's working memory. */
 typedef struct hd_cpu_scratch {
-    float *panel;    /* [HD_CPU_KBLOCK, HD_CPU_STRIP] unpacked weights; Q8_0 panels fit too */
+    float *panel;    /* [HD_CPU_KDECODE, HD_CPU_STRIP] unpacked weights; Q8_0 panels fit too */
+    float *decoded;  /* [HD_CPU_LANES, HD_CPU_KDECODE] weights between two formats */
     float *q_scale;  /* [HD_CPU_KBLOCK/32, HD_CPU_STRIP] */
     float *c[2];     /* [HD_CPU_ROWS, HD_CPU_STRIP] products before they go where they belong */
     const float **a; /* [n_ptr] row pointers */
@@ -107,6 +108,25 @@ typedef struct hd_cpu {
 static inline size_t hd_cpu_pad(int n) {
     return ((size_t)n + HD_CPU_LANES - 1) / HD_CPU_LANES * HD_CPU_LANES;
 }
+
+/* ---- Weights as floats (decode.c) ---- */
+
+/* Whether the kernels read this format where it lies. */
+static inline bool hd_cpu_is_native(enum hd_format f) {
+    return f == HD_F32 || f == HD_F16 || f == HD_BF16 || f == HD_Q8_0;
+}
+/* n weights, whole blocks, of any format. */
+void hd_cpu_decode(const hd_cpu *c, enum hd_format f, const void *src, float *dst, int n);
+/* As the kernels' unpack, for any format; no row is NULL. k0 is a multiple of HD_CPU_KDECODE, or of
+ * HD_CPU_KBLOCK when the format is native. */
+typedef struct hd_cpu_unpacking {
+    enum hd_format format;
+    const void *const *row; /* [n_row] */
+    int n_row, k0, n_k;
+    float *panel; /* [n_k, ld] */
+    size_t ld;
+} hd_cpu_unpacking;
+void hd_cpu_unpack(const hd_cpu *c, const hd_cpu_scratch *t, const hd_cpu_unpacking *u);
 
 /* Runs n products, independent of one another, on all threads. */
 void hd_cpu_mul_run(hd_cpu *c, const hd_cpu_mul *mul, int n);

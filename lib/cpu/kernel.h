@@ -17,11 +17,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define HD_CPU_LANES 16   /* outputs are padded to a multiple of this in panels and products */
-#define HD_CPU_STRIP 64   /* most outputs unpacked together */
-#define HD_CPU_KBLOCK 128 /* inputs unpacked together: 32 KiB of panel, level-1 cache */
-#define HD_CPU_ROWS 256   /* most rows of one product call */
-#define HD_CPU_QBLOCK 32  /* elements that share a scale in Q8_0 and in quantised activations */
+#define HD_CPU_LANES 16    /* outputs are padded to a multiple of this in panels and products */
+#define HD_CPU_STRIP 64    /* most outputs unpacked together */
+#define HD_CPU_KBLOCK 128  /* inputs unpacked together: 32 KiB of panel, level-1 cache */
+#define HD_CPU_KDECODE 256 /* the same of formats that are decoded first: whole blocks of any */
+#define HD_CPU_ROWS 256    /* most rows of one product call */
+#define HD_CPU_QBLOCK 32   /* elements that share a scale in Q8_0 and in quantised activations */
 
 /* c[r][o] (+)= sum over k of a[r][a_off + k*a_step] * b[k*ldb + o], o < n_lane (multiple of 16). */
 typedef struct hd_cpu_product {

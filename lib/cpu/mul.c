@@ -10,10 +10,10 @@
 /* Below this many multiply-adds a product runs on the calling thread: waking others costs more. */
 #define SERIAL_WORK 32768
 
-/* How far ahead weights are asked for, in inputs: with 64 rows of BF16, 32 KiB. On a shared machine
- * whose memory was slow, the median speed of one-token steps doubled; with weights in cache it
- * makes no difference. */
-#define PREFETCH_K (2 * HD_CPU_KBLOCK)
+/* How far ahead weights are asked for, in steps of inputs: with 64 rows of BF16, 32 KiB. On a
+ * shared machine whose memory was slow, the median speed of one-token steps doubled; with weights
+ * in cache it makes no difference. */
+#define PREFETCH_STEPS 2
 
 /* Rows row0..row0+n_row of outputs o0..o0+n_o of one weight into t->c[which]. */
 typedef struct part {
@@ -62,11 +62,11 @@ static void product_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, cons
             t->a[r] = m->x + (size_t)row * m->ldx;
         t->c_row[r] = is_direct(p) ? output_row(p, r) : into + (size_t)r * HD_CPU_STRIP;
     }
-    prefetch(w, first, p->n_o, 0, least(w->n_in, PREFETCH_K));
-    for (int k0 = 0; k0 < w->n_in; k0 += HD_CPU_KBLOCK) {
-        int n_k = least(w->n_in - k0, HD_CPU_KBLOCK), ahead = k0 + PREFETCH_K;
-        if (ahead < w->n_in)
-            prefetch(w, first, p->n_o, ahead, least(w->n_in - ahead, HD_CPU_KBLOCK));
+    int step = hd_cpu_is_native(w->format) ? HD_CPU_KBLOCK : HD_CPU_KDECODE;
+    prefetch(w, first, p->n_o, 0, least(w->n_in, PREFETCH_STEPS * step));
+    for (int k0 = 0; k0 < w->n_in; k0 += step) {
+        int n_k = least(w->n_in - k0, step), ahead = k0 + PREFETCH_STEPS * step;
+        if (ahead < w->n_in) prefetch(w, first, p->n_o, ahead, least(w->n_in - ahead, step));
         if (is_int) {
             int block0 = k0 / HD_CPU_QBLOCK, n_block = n_k / HD_CPU_QBLOCK;
             c->k->unpack_q8(t->w, p->n_o, block0, n_block, t->panel, t->q_scale);
@@ -81,7 +81,14 @@ static void product_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, cons
                                                 .c = t->c_row,
                                                 .is_sum = k0 > 0});
         } else {
-            c->k->unpack(w->format, t->w, p->n_o, k0, n_k, t->panel, HD_CPU_STRIP);
+            hd_cpu_unpack(c, t,
+                          &(hd_cpu_unpacking){.format = w->format,
+                                              .row = t->w,
+                                              .n_row = p->n_o,
+                                              .k0 = k0,
+                                              .n_k = n_k,
+                                              .panel = t->panel,
+                                              .ld = HD_CPU_STRIP});
             c->k->product(&(hd_cpu_product){.n_row = p->n_row,
                                             .n_k = n_k,
                                             .n_lane = (int)hd_cpu_pad(p->n_o),

@@ -25,7 +25,8 @@ static void lay_out_thread(cut *k, const hd_dev_limits *l, hd_cpu_scratch *t) {
     size_t n_ptr = most(HD_CPU_ROWS, most(n_nope, hd_cpu_pad(l->n_v)));
     size_t block = HD_CPU_KV_BLOCK;
     *t = (hd_cpu_scratch){
-        .panel = take_f(k, (size_t)HD_CPU_KBLOCK * HD_CPU_STRIP),
+        .panel = take_f(k, (size_t)HD_CPU_KDECODE * HD_CPU_STRIP),
+        .decoded = take_f(k, (size_t)HD_CPU_LANES * HD_CPU_KDECODE),
         .q_scale = take_f(k, (size_t)HD_CPU_KBLOCK / HD_CPU_QBLOCK * HD_CPU_STRIP),
         .c = {take_f(k, (size_t)HD_CPU_ROWS * HD_CPU_STRIP),
               take_f(k, (size_t)HD_CPU_ROWS * HD_CPU_STRIP)},

@@ -1,0 +1,38 @@
+/* Weights of any format as floats: those that the kernels know are read as they lie, every other
+ * one through its reference decoding, 16 rows at a time, once for all rows of activations. */
+#include "cpu/cpu.h"
+
+#define HD_FORMAT(id, name, gguf_id, block_elems, block_bytes, st)                                 \
+    _Static_assert(HD_CPU_KDECODE % (block_elems) == 0, "blocks of " name);
+#include "quant/formats.def"
+#undef HD_FORMAT
+
+void hd_cpu_decode(const hd_cpu *c, enum hd_format f, const void *src, float *dst, int n) {
+    if (hd_cpu_is_native(f))
+        c->k->decode(f, src, dst, n);
+    else
+        hd_format_get(f)->decode(src, dst, (size_t)n);
+}
+
+static int least(int a, int b) { return a < b ? a : b; }
+
+void hd_cpu_unpack(const hd_cpu *c, const hd_cpu_scratch *t, const hd_cpu_unpacking *u) {
+    if (hd_cpu_is_native(u->format)) {
+        c->k->unpack(u->format, u->row, u->n_row, u->k0, u->n_k, u->panel, u->ld);
+        return;
+    }
+    const void *decoded[HD_CPU_LANES];
+    for (int i = 0; i < HD_CPU_LANES; i++) decoded[i] = t->decoded + i * HD_CPU_KDECODE;
+    const hd_format_info *info = hd_format_get(u->format);
+    for (int o = 0; o < u->n_row; o += HD_CPU_LANES) {
+        int n_row = least(u->n_row - o, HD_CPU_LANES);
+        for (int k = 0; k < u->n_k; k += HD_CPU_KDECODE) {
+            int n_k = least(u->n_k - k, HD_CPU_KDECODE);
+            size_t from = hd_format_bytes(u->format, (size_t)(u->k0 + k));
+            for (int i = 0; i < n_row; i++)
+                info->decode((const char *)u->row[o + i] + from, t->decoded + i * HD_CPU_KDECODE,
+                             (size_t)n_k);
+            c->k->unpack(HD_F32, decoded, n_row, 0, n_k, u->panel + (size_t)k * u->ld + o, u->ld);
+        }
+    }
+}

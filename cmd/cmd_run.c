@@ -18,8 +18,8 @@ typedef struct session {
     const struct hd_options *o;
     hd_engine *e;
     bool thinking, is_tty;
-    bool is_raw;              /* the prompt is continued as it is */
-    hd_chat_message *message; /* [n_message], contents on the heap */
+    bool is_raw;         /* the prompt is continued as it is */
+    hd_message *message; /* [n_message], contents on the heap */
     size_t n_message, message_room;
     char *system; /* or NULL */
     hd_generated last;
@@ -132,11 +132,14 @@ static void fill_request(const session *s, const hd_token_list *prompt, hd_reque
 }
 
 /* Generates after prompt, printing; the answer is left in p. */
-static hd_status generate(session *s, const hd_token_list *prompt, bool in_reasoning, printer *p) {
+static hd_status generate(session *s, const hd_token_list *prompt, const hd_chat_start *start,
+                          printer *p) {
     hd_str stop[HD_STOP_MAX];
     hd_request r;
     fill_request(s, prompt, &r, stop);
-    hd_text_stream_options so = {.in_reasoning = in_reasoning,
+    r.is_chat = !s->is_raw;
+    hd_text_stream_options so = {.in_reasoning = start->in_reasoning,
+                                 .strip_space = start->strip_space,
                                  .split_reasoning = !s->is_raw,
                                  .stop = stop,
                                  .n_stop = r.n_stop};
@@ -164,13 +167,13 @@ static void printer_fini(printer *p) {
 
 /* ---- the conversation ---- */
 
-static void add_message(session *s, enum hd_chat_role role, hd_str text) {
+static void add_message(session *s, enum hd_role role, hd_str text) {
     if (s->n_message == s->message_room) {
         s->message_room = s->message_room ? 2 * s->message_room : 16;
         s->message = hd_realloc(s->message, s->message_room * sizeof *s->message);
     }
     hd_str copy = {hd_strndup(text.len ? text.ptr : "", text.len), text.len};
-    s->message[s->n_message++] = (hd_chat_message){.role = role, .content = copy};
+    s->message[s->n_message++] = (hd_message){.role = role, .content = copy};
 }
 
 static void drop_messages(session *s, size_t n_left) {
@@ -180,22 +183,22 @@ static void drop_messages(session *s, size_t n_left) {
 
 static void clear(session *s) {
     drop_messages(s, 0);
-    if (s->system) add_message(s, HD_CHAT_SYSTEM, hd_str_of(s->system));
+    if (s->system) add_message(s, HD_ROLE_SYSTEM, hd_str_of(s->system));
 }
 
 /* Answers the conversation. What failed leaves it as it was before the last message. */
 static hd_status answer(session *s, hd_str text) {
     size_t n_before = s->n_message;
-    add_message(s, HD_CHAT_USER, text);
-    hd_chat_input in = {.message = s->message, .n_message = s->n_message, .thinking = s->thinking};
+    add_message(s, HD_ROLE_USER, text);
+    hd_chat_prompt in = {.message = s->message, .n_message = s->n_message, .thinking = s->thinking};
     hd_token_list prompt = {0};
-    bool in_reasoning;
+    hd_chat_start start;
     printer p;
     printer_init(&p, s);
-    hd_status st = hd_engine_chat(s->e, &in, &prompt, &in_reasoning);
-    if (st == HD_OK) st = generate(s, &prompt, in_reasoning, &p);
+    hd_status st = hd_engine_chat(s->e, &in, &prompt, &start);
+    if (st == HD_OK) st = generate(s, &prompt, &start, &p);
     if (st == HD_OK)
-        add_message(s, HD_CHAT_ASSISTANT, hd_buf_str(&p.content));
+        add_message(s, HD_ROLE_ASSISTANT, hd_buf_str(&p.content));
     else
         drop_messages(s, n_before);
     if (st == HD_OK && s->o->json) print_json(&p, &s->last);
@@ -209,7 +212,7 @@ static hd_status complete(session *s, hd_str text) {
     printer p;
     printer_init(&p, s);
     hd_status st = hd_engine_tokenize(s->e, text, true, true, &prompt);
-    if (st == HD_OK) st = generate(s, &prompt, false, &p);
+    if (st == HD_OK) st = generate(s, &prompt, &(hd_chat_start){0}, &p);
     if (st == HD_OK && s->o->json) print_json(&p, &s->last);
     hd_engine_free_ids(&prompt);
     printer_fini(&p);

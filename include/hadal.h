@@ -8,6 +8,7 @@
 #define HADAL_H
 
 #include "base/buf.h"
+#include "base/chat.h"
 #include "base/status.h"
 
 #include <stdbool.h>
@@ -58,7 +59,10 @@ typedef struct hd_engine_info {
     int max_model_len, n_ctx_train, n_vocab, n_layer, max_num_seqs, block_size, n_page;
     int64_t n_param, weight_bytes, kv_pool_bytes, kv_bytes_per_token, workspace_bytes;
     int32_t bos, eos; /* -1: none */
-    bool can_think;
+    /* Of the chat encoding; thinks_by_default: unless a request says otherwise, as DeepSeek's own
+     * servers do. */
+    bool can_think, always_thinks, thinks_by_default, can_call_tools;
+    bool has_fim; /* hd_engine_fim works */
     double load_s;
 } hd_engine_info;
 /* Pointers live as long as the engine. */
@@ -142,6 +146,7 @@ typedef struct hd_request {
     const int32_t *stop_token;
     int n_stop_token;
     bool ignore_eos;
+    bool is_chat;        /* what ends a chat answer ends this one, too: a turn of the user's */
     bool keep_special;   /* special tokens count as text when stop strings are matched */
     int priority;        /* lower is sooner */
     uint64_t cache_salt; /* 0: shared prefix cache */
@@ -175,44 +180,21 @@ bool hd_engine_token_is_special(const hd_engine *e, int32_t token);
 void hd_engine_detokenize(const hd_engine *e, const int32_t *id, size_t n, bool keep_special,
                           hd_buf *out);
 
-enum hd_chat_role { HD_CHAT_SYSTEM, HD_CHAT_USER, HD_CHAT_ASSISTANT, HD_CHAT_TOOL };
-typedef struct hd_chat_message {
-    enum hd_chat_role role;
-    hd_str content;
-} hd_chat_message;
-typedef struct hd_chat_input {
-    const hd_chat_message *message; /* [n_message] */
-    size_t n_message;
-    bool thinking;
-    bool continue_final;       /* the last message is an assistant's and is continued */
-    bool no_generation_prefix; /* the messages alone, without what makes the model answer */
-} hd_chat_input;
-/* *in_reasoning: whether the answer begins inside reasoning. HD_E_INVALID names a message. */
-HD_MUST_CHECK hd_status hd_engine_chat(const hd_engine *e, const hd_chat_input *in,
-                                       hd_token_list *out, bool *in_reasoning);
+/* A conversation as the model wants it. HD_E_INVALID names a message or a tool, HD_E_UNSUPPORTED
+ * what the chat encoding has not. */
+HD_MUST_CHECK hd_status hd_engine_chat(const hd_engine *e, const hd_chat_prompt *p,
+                                       hd_token_list *out, hd_chat_start *start);
+/* A text with a gap that the model is to fill. HD_E_UNSUPPORTED names the token it lacks. */
+HD_MUST_CHECK hd_status hd_engine_fim(const hd_engine *e, hd_str prefix, hd_str suffix,
+                                      hd_token_list *out);
 
-/* Generated tokens to text that may be shown; see lib/text/stream.h. One owner at a time. */
+/* Generated tokens to text that may be shown, and to tool calls; see lib/text/stream.h. One owner
+ * at a time. HD_E_UNSUPPORTED: parse_tools, and the chat encoding has no tools. */
 typedef struct hd_text_stream hd_text_stream;
-typedef struct hd_text_out {
-    hd_str reasoning, content; /* valid until the next call */
-    bool stopped, in_reasoning;
-    /* Bytes of generated text taken in so far, and how many of them are decided (shown, or
-     * markers). A token's text is decided once n_out passes the n_in before that token. After a
-     * stop string, n_out stays where the text was cut. */
-    size_t n_in, n_out;
-} hd_text_out;
-typedef struct hd_text_stream_options {
-    bool in_reasoning;    /* hd_engine_chat's answer */
-    bool split_reasoning; /* false: everything is content, markers included */
-    bool keep_special;    /* show special tokens, as hd_request.keep_special */
-    bool include_stop;    /* the stop string stays in the text */
-    const hd_str *stop;   /* [n_stop] copied */
-    int n_stop;
-    int min_tokens; /* as hd_request.min_tokens: stops are not looked for in the text before */
-} hd_text_stream_options;
 HD_MUST_CHECK hd_status hd_text_stream_new(const hd_engine *e, const hd_text_stream_options *o,
                                            hd_text_stream **out);
 void hd_text_stream_free(hd_text_stream *s); /* accepts NULL */
+/* Once `stopped`, the request can be cancelled when it runs on. */
 hd_text_out hd_text_stream_feed(hd_text_stream *s, int32_t token);
 hd_text_out hd_text_stream_end(hd_text_stream *s);
 

@@ -44,15 +44,15 @@ static hd_status join_parts(const hd_api_in *in, const json_t *parts, hd_str *ou
     return s;
 }
 
-static hd_status parse_role(const hd_api_in *in, enum hd_chat_role *out) {
+static hd_status parse_role(const hd_api_in *in, enum hd_role *out) {
     static const struct {
         const char *name;
-        enum hd_chat_role role;
-    } rows[] = {{"system", HD_CHAT_SYSTEM},
-                {"developer", HD_CHAT_SYSTEM},
-                {"user", HD_CHAT_USER},
-                {"assistant", HD_CHAT_ASSISTANT},
-                {"tool", HD_CHAT_TOOL}};
+        enum hd_role role;
+    } rows[] = {{"system", HD_ROLE_SYSTEM},
+                {"developer", HD_ROLE_SYSTEM},
+                {"user", HD_ROLE_USER},
+                {"assistant", HD_ROLE_ASSISTANT},
+                {"tool", HD_ROLE_TOOL}};
     hd_str role = {NULL, 0};
     HD_TRY(hd_api_text(in, "role", &role));
     if (!role.ptr) return hd_api_wrong(in, "role", "a string", NULL);
@@ -71,7 +71,7 @@ static hd_status parse_role(const hd_api_in *in, enum hd_chat_role *out) {
 }
 
 static hd_status parse_message(const hd_api_in *in, bool is_last, hd_api_request *out) {
-    hd_chat_message *m = &out->message[out->n_message];
+    hd_message *m = &out->message[out->n_message];
     HD_TRY(parse_role(in, &m->role));
     const json_t *content = hd_api_get(in, "content");
     m->content = (hd_str){"", 0};
@@ -79,7 +79,7 @@ static hd_status parse_message(const hd_api_in *in, bool is_last, hd_api_request
         m->content = hd_api_copy(in->arena, content);
     else if (json_is_array(content))
         HD_TRY(join_parts(in, content, &m->content));
-    else if (content || m->role != HD_CHAT_ASSISTANT)
+    else if (content || m->role != HD_ROLE_ASSISTANT)
         return hd_api_wrong(in, "content", "a string or an array of parts", content);
     char param[96];
     const json_t *calls = hd_api_get(in, "tool_calls");
@@ -93,7 +93,7 @@ static hd_status parse_message(const hd_api_in *in, bool is_last, hd_api_request
     HD_TRY(hd_api_bool(in, "prefix", &prefix));
     if (prefix) {
         snprintf(param, sizeof param, "%sprefix", in->path);
-        if (!is_last || m->role != HD_CHAT_ASSISTANT)
+        if (!is_last || m->role != HD_ROLE_ASSISTANT)
             return hd_api_fail(in->error, HD_E_INVALID, param,
                                "'%s' belongs to a last message of role assistant", param);
         if (reasoning.len > 0)
@@ -176,7 +176,7 @@ hd_status hd_api_template(const hd_api_in *in, hd_api_request *out) {
         return hd_api_fail(in->error, HD_E_INVALID, "continue_final_message",
                            "'continue_final_message' and 'add_generation_prompt' exclude each "
                            "other");
-    if (continue_final && out->message[out->n_message - 1].role != HD_CHAT_ASSISTANT)
+    if (continue_final && out->message[out->n_message - 1].role != HD_ROLE_ASSISTANT)
         return hd_api_fail(in->error, HD_E_INVALID, "continue_final_message",
                            "'continue_final_message' needs a last message of role assistant");
     out->continue_final |= continue_final;
@@ -185,13 +185,12 @@ hd_status hd_api_template(const hd_api_in *in, hd_api_request *out) {
 }
 
 hd_status hd_api_chat_ids(const hd_engine *e, const hd_api_request *q, hd_token_list *out,
-                          bool *in_reasoning, hd_api_error *error) {
-    bool thinking = q->thinking == HD_API_THINK_ON && hd_engine_get_info(e)->can_think;
-    hd_chat_input in = {.message = q->message,
+                          hd_chat_start *start, hd_api_error *error) {
+    hd_chat_prompt p = {.message = q->message,
                         .n_message = q->n_message,
-                        .thinking = thinking,
+                        .thinking = q->thinking == HD_API_THINK_ON,
                         .continue_final = q->continue_final,
                         .no_generation_prefix = q->no_generation_prompt};
-    hd_status s = hd_engine_chat(e, &in, out, in_reasoning);
+    hd_status s = hd_engine_chat(e, &p, out, start);
     return s == HD_OK ? s : hd_api_fail_last(error, s, "messages");
 }

@@ -151,10 +151,10 @@ static hd_status tokenize(hd_call *c, const hd_api_in *in, hd_token_list *out) {
     hd_status s;
     if (hd_api_get(in, "messages")) {
         hd_api_request q = {0};
-        bool in_reasoning;
+        hd_chat_start start;
         HD_TRY(hd_api_messages(in, &q));
         HD_TRY(hd_api_template(in, &q));
-        return hd_api_chat_ids(e, &q, out, &in_reasoning, in->error);
+        return hd_api_chat_ids(e, &q, out, &start, in->error);
     }
     bool is_content = !hd_api_get(in, "prompt") && hd_api_get(in, "content");
     const char *key = is_content ? "content" : "prompt";

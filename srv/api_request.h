@@ -34,7 +34,7 @@ typedef struct hd_api_request {
     bool stream, include_usage;
     bool return_token_ids, echo, keep_special, include_stop;
 
-    hd_chat_message *message; /* chat: [n_message] */
+    hd_message *message; /* chat: [n_message] */
     size_t n_message;
     bool continue_final, no_generation_prompt;
     enum hd_api_thinking thinking;
@@ -68,7 +68,7 @@ HD_MUST_CHECK hd_status hd_api_parse(enum hd_api_kind kind, hd_str body, hd_aren
 HD_MUST_CHECK hd_status hd_api_messages(const hd_api_in *in, hd_api_request *out);
 /* The ids of the parsed messages (hd_engine_free_ids); as hd_engine_chat. */
 HD_MUST_CHECK hd_status hd_api_chat_ids(const hd_engine *e, const hd_api_request *q,
-                                        hd_token_list *out, bool *in_reasoning,
+                                        hd_token_list *out, hd_chat_start *start,
                                         hd_api_error *error);
 /* add_generation_prompt, continue_final_message, thinking and its other spellings. */
 HD_MUST_CHECK hd_status hd_api_template(const hd_api_in *in, hd_api_request *out);

@@ -111,12 +111,11 @@ static hd_status check_tokens(const hd_generation *g, hd_api_error *e) {
     return HD_OK;
 }
 
-static hd_status render_prompts(hd_generation *g, bool *in_reasoning, hd_api_error *e) {
+static hd_status render_prompts(hd_generation *g, hd_chat_start *start, hd_api_error *e) {
     const hd_api_request *q = &g->request;
     g->n_prompt = q->kind == HD_API_CHAT ? 1 : q->n_prompt;
     g->prompt = hd_alloc_zero(g->n_prompt, sizeof *g->prompt);
-    if (q->kind == HD_API_CHAT)
-        return hd_api_chat_ids(g->engine, q, &g->prompt[0], in_reasoning, e);
+    if (q->kind == HD_API_CHAT) return hd_api_chat_ids(g->engine, q, &g->prompt[0], start, e);
     for (size_t i = 0; i < g->n_prompt; i++) {
         const hd_api_prompt *p = &q->prompt[i];
         if (p->id) continue; /* taken as they are */
@@ -133,11 +132,12 @@ const int32_t *hd_generation_prompt(const hd_generation *g, size_t ix, size_t *n
     return is_ids ? g->request.prompt[ix].id : g->prompt[ix].id;
 }
 
-static hd_status make_choices(hd_generation *g, bool in_reasoning, hd_api_error *e) {
+static hd_status make_choices(hd_generation *g, const hd_chat_start *start, hd_api_error *e) {
     const hd_api_request *q = &g->request;
     g->n_choice = (int)g->n_prompt * q->n;
     g->choice = hd_alloc_zero((size_t)g->n_choice, sizeof *g->choice);
-    hd_text_stream_options o = {.in_reasoning = in_reasoning,
+    hd_text_stream_options o = {.in_reasoning = start->in_reasoning,
+                                .strip_space = start->strip_space,
                                 .split_reasoning = q->kind == HD_API_CHAT,
                                 .keep_special = q->keep_special,
                                 .include_stop = q->include_stop,
@@ -147,7 +147,7 @@ static hd_status make_choices(hd_generation *g, bool in_reasoning, hd_api_error 
     for (int i = 0; i < g->n_choice; i++) {
         hd_choice *ch = &g->choice[i];
         *ch = (hd_choice){.generation = g, .ix = i, .prompt_ix = i / q->n};
-        ch->in_reasoning = in_reasoning;
+        ch->in_reasoning = start->in_reasoning;
         hd_buf_init(&ch->content, HD_COLLECTED_BYTES_MAX);
         hd_buf_init(&ch->reasoning, HD_COLLECTED_BYTES_MAX);
         hd_buf_init(&ch->ids, HD_COLLECTED_BYTES_MAX);
@@ -175,6 +175,7 @@ static hd_status submit_one(hd_generation *g, hd_choice *ch) {
     r.stop_token = q->stop_token;
     r.n_stop_token = (int)q->n_stop_token;
     r.ignore_eos = q->ignore_eos;
+    r.is_chat = q->kind == HD_API_CHAT;
     r.keep_special = q->keep_special;
     r.priority = q->priority;
     r.cache_salt = q->cache_salt;
@@ -212,9 +213,9 @@ static hd_status prepare(hd_generation *g, enum hd_api_kind kind, hd_api_error *
     name_answer(g);
     HD_TRY(resolve_model(g, e));
     HD_TRY(check_tokens(g, e));
-    bool in_reasoning = false;
-    HD_TRY(render_prompts(g, &in_reasoning, e));
-    HD_TRY(make_choices(g, in_reasoning, e));
+    hd_chat_start answer = {0};
+    HD_TRY(render_prompts(g, &answer, e));
+    HD_TRY(make_choices(g, &answer, e));
     if (g->request.echo) hd_write_echo(g);
     return submit_all(g, e);
 }

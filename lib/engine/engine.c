@@ -56,7 +56,11 @@ static hd_status open_text(hd_engine *e, const hd_engine_config *c, int n_vocab)
     if (e->chat) {
         e->info.chat_encoding = hd_chat_name(e->chat);
         e->info.can_think = hd_chat_can_think(e->chat);
+        e->info.always_thinks = hd_chat_always_thinks(e->chat);
+        e->info.thinks_by_default = hd_chat_thinks_by_default(e->chat);
+        e->info.can_call_tools = hd_chat_can_call_tools(e->chat);
     }
+    e->info.has_fim = hd_chat_has_fim(e->tokenizer);
     return HD_OK;
 }
 
@@ -152,8 +156,9 @@ static int32_t *list_no_token(const hd_engine *e, int n_vocab, int *n) {
 static void open_loop(hd_engine *e, const hd_engine_config *c, enum hd_format kv_format,
                       const hd_engine_sizes *z) {
     const hd_hparams *hp = hd_model_hparams(e->model);
-    int32_t end[2] = {e->info.eos, hp->eos};
+    int32_t end[2 + HD_CHAT_END_MAX] = {e->info.eos, hp->eos};
     int n_end = end[0] < 0 ? 0 : end[1] < 0 || end[1] == end[0] ? 1 : 2;
+    int n_chat_end = e->chat ? hd_chat_end_tokens(e->chat, e->tokenizer, end + n_end) : 0;
     int n_no_token;
     int32_t *no_token = list_no_token(e, hp->n_vocab, &n_no_token);
     hd_loop_config lc = {
@@ -177,6 +182,7 @@ static void open_loop(hd_engine *e, const hd_engine_config *c, enum hd_format kv
         .n_no_token = n_no_token,
         .end_token = end,
         .n_end_token = n_end,
+        .n_chat_end_token = n_chat_end,
         .tokenizer = e->tokenizer,
         .has_metrics = true,
     };

@@ -13,7 +13,7 @@ struct hd_inbox {
 
     pthread_mutex_t lock;
     pthread_cond_t filled;
-    hd_message *ring; /* [2 * n_slot] */
+    hd_inbox_message *ring; /* [2 * n_slot] */
     int ring_first, ring_n;
     hd_job **slot;      /* [n_slot] NULL: free or reserved */
     int32_t *free_slot; /* [n_free] */
@@ -114,7 +114,7 @@ void hd_inbox_forsake(hd_inbox *x, uint64_t id, int n_prompt) {
     pthread_mutex_unlock(&x->lock);
 }
 
-static void push(hd_inbox *x, hd_message m) {
+static void push(hd_inbox *x, hd_inbox_message m) {
     HD_ASSERT(x->ring_n < 2 * x->n_slot);
     x->ring[(x->ring_first + x->ring_n++) % (2 * x->n_slot)] = m;
     pthread_cond_signal(&x->filled);
@@ -125,7 +125,7 @@ hd_status hd_inbox_post_submit(hd_inbox *x, hd_job *j) {
     hd_status s = x->closed ? HD_FAIL(UNAVAILABLE, "%s", x->closed) : HD_OK;
     if (s == HD_OK) {
         x->slot[j->id % (uint64_t)x->n_slot] = j;
-        push(x, (hd_message){.job = j});
+        push(x, (hd_inbox_message){.job = j});
         atomic_fetch_add(&x->n_unread, 1);
     }
     pthread_mutex_unlock(&x->lock);
@@ -138,7 +138,7 @@ void hd_inbox_post_cancel(hd_inbox *x, uint64_t id) {
     if (j && j->id == id && !j->is_cancel_posted) {
         j->is_cancel_posted = true;
         j->n_ref++;
-        push(x, (hd_message){.is_cancel = true, .job = j});
+        push(x, (hd_inbox_message){.is_cancel = true, .job = j});
     }
     pthread_mutex_unlock(&x->lock);
 }
@@ -156,7 +156,7 @@ void hd_inbox_wake(hd_inbox *x) {
     pthread_mutex_unlock(&x->lock);
 }
 
-bool hd_inbox_pop(hd_inbox *x, hd_message *out) {
+bool hd_inbox_pop(hd_inbox *x, hd_inbox_message *out) {
     pthread_mutex_lock(&x->lock);
     bool found = x->ring_n > 0;
     if (found) {

@@ -35,11 +35,11 @@ void hd_inbox_wake(hd_inbox *x);
 
 /* ---- the reader ---- */
 
-typedef struct hd_message {
+typedef struct hd_inbox_message {
     bool is_cancel;
     hd_job *job;
-} hd_message;
-bool hd_inbox_pop(hd_inbox *x, hd_message *out); /* false: empty */
+} hd_inbox_message;
+bool hd_inbox_pop(hd_inbox *x, hd_inbox_message *out); /* false: empty */
 /* A job left the waiting line (admitted, or ended before that). */
 void hd_inbox_left(hd_inbox *x, int n_prompt);
 /* A job has ended; its last event is yet to be told. */

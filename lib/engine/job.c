@@ -22,10 +22,11 @@ hd_status hd_job_new(const hd_job_spec *spec, hd_job **out) {
     j->n_prompt = r->n_prompt;
     j->n_new_max = spec->n_new_max;
     j->n_new_min = r->min_tokens;
-    j->end_token =
-        hd_alloc_zero((size_t)r->n_stop_token + (size_t)spec->n_end_token, sizeof(int32_t));
+    j->end_token = hd_alloc_zero(
+        (size_t)(r->n_stop_token + spec->n_end_token + spec->n_chat_end_token), sizeof(int32_t));
     add_end_tokens(j, r->stop_token, r->n_stop_token);
-    if (!r->ignore_eos) add_end_tokens(j, spec->end_token, spec->n_end_token);
+    int n_end = spec->n_end_token + (r->is_chat ? spec->n_chat_end_token : 0);
+    if (!r->ignore_eos) add_end_tokens(j, spec->end_token, n_end);
     hd_seq_spec seq = {.prompt = r->prompt,
                        .n_prompt = r->n_prompt,
                        .n_new_max = j->n_new_max,
@@ -42,11 +43,11 @@ hd_status hd_job_new(const hd_job_spec *spec, hd_job **out) {
     if (r->sampling.n_top_logprob >= 0) j->top = hd_alloc_zero(HD_TOP_LOGPROB_MAX, sizeof *j->top);
     if (r->n_stop > 0) {
         HD_ASSERT(spec->tokenizer);
-        hd_stream_options o = {.min_tokens = r->min_tokens,
-                               .keep_special = r->keep_special,
-                               .stop = r->stop,
-                               .n_stop = (size_t)r->n_stop};
-        hd_status s = hd_stream_new(spec->tokenizer, &o, &j->stop);
+        hd_text_stream_options o = {.min_tokens = r->min_tokens,
+                                    .keep_special = r->keep_special,
+                                    .stop = r->stop,
+                                    .n_stop = r->n_stop};
+        hd_status s = hd_stream_new(spec->tokenizer, NULL, &o, &j->stop);
         if (s != HD_OK) {
             hd_job_free(j);
             return s;

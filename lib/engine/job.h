@@ -39,8 +39,8 @@ typedef struct hd_job_spec {
     const hd_request *request; /* validated: hd_request_check */
     const hd_sched_config *sched;
     const hd_tokenizer *tokenizer; /* NULL only when there are no stop strings */
-    const int32_t *end_token;      /* [n_end_token] the model's */
-    int n_end_token;
+    const int32_t *end_token;      /* the model's, then those of a chat answer alone */
+    int n_end_token, n_chat_end_token;
     int n_new_max;     /* tokens to generate at most; the context has room for them */
     uint64_t id, seed; /* seed: for a request without one */
     int64_t now_ns;

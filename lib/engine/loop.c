@@ -41,7 +41,7 @@ hd_loop *hd_loop_new(const hd_loop_config *c) {
     l->sched = hd_sched_new(&l->c.sched);
     l->desk = hd_sampler_desk_new(c->n_vocab, c->no_token, c->n_no_token);
     l->c.no_token = NULL;
-    size_t n_end = (size_t)c->n_end_token;
+    size_t n_end = (size_t)(c->n_end_token + c->n_chat_end_token);
     int32_t *end_token = hd_alloc_zero(n_end, sizeof *end_token);
     if (n_end > 0) memcpy(end_token, c->end_token, n_end * sizeof *end_token);
     l->c.end_token = end_token;
@@ -94,6 +94,7 @@ hd_status hd_loop_submit(hd_loop *l, const hd_request *r, uint64_t *id) {
                         .tokenizer = l->c.tokenizer,
                         .end_token = l->c.end_token,
                         .n_end_token = l->c.n_end_token,
+                        .n_chat_end_token = l->c.n_chat_end_token,
                         .n_new_max = n_new_max,
                         .id = *id,
                         .seed = atomic_fetch_add(&l->next_seed, 1),
@@ -161,7 +162,7 @@ static void note_admitted(hd_loop *l, hd_job *j) {
 
 static int drain(hd_loop *l) {
     int n = 0;
-    for (hd_message m; n < 2 * hd_inbox_n_slot(l->inbox) && hd_inbox_pop(l->inbox, &m); n++) {
+    for (hd_inbox_message m; n < 2 * hd_inbox_n_slot(l->inbox) && hd_inbox_pop(l->inbox, &m); n++) {
         hd_job *j = m.job;
         if (m.is_cancel) {
             if (!j->is_ended) end_job(l, j, HD_FINISH_CANCELLED, HD_OK);
@@ -235,7 +236,7 @@ static enum hd_finish finish_of(hd_job *j) {
         return HD_FINISH_STOP;
     }
     if (j->stop) {
-        hd_stream_out text = hd_stream_feed(j->stop, ev->token);
+        hd_text_out text = hd_stream_feed(j->stop, ev->token);
         if (text.stopped) {
             ev->stop_ix = text.stop_ix;
             return HD_FINISH_STOP;
@@ -323,7 +324,7 @@ void hd_loop_end_all(hd_loop *l, hd_status status) {
     hd_inbox_close(l->inbox, status == HD_OK ? "the engine is stopping"
                                              : "the engine has stopped after a device failure");
     if (!l->total.is_failed) l->now_ns = clock_now(l);
-    for (hd_message m; hd_inbox_pop(l->inbox, &m);) {
+    for (hd_inbox_message m; hd_inbox_pop(l->inbox, &m);) {
         if (!m.is_cancel) continue; /* found by its slot below */
         if (!m.job->is_ended) end_job(l, m.job, HD_FINISH_CANCELLED, HD_OK);
         hd_inbox_unref(l->inbox, m.job);
@@ -335,7 +336,7 @@ void hd_loop_end_all(hd_loop *l, hd_status status) {
     }
     emit(l);
     /* Cancels that receivers posted while they were told the end. */
-    for (hd_message m; hd_inbox_pop(l->inbox, &m);) hd_inbox_unref(l->inbox, m.job);
+    for (hd_inbox_message m; hd_inbox_pop(l->inbox, &m);) hd_inbox_unref(l->inbox, m.job);
 }
 
 void hd_loop_run(hd_loop *l) {

@@ -35,8 +35,8 @@ typedef struct hd_loop_config {
     int n_vocab;
     const int32_t *no_token; /* [n_no_token] ids that are never sampled; copied */
     int n_no_token;
-    const int32_t *end_token; /* [n_end_token] the model's end tokens; copied */
-    int n_end_token;
+    const int32_t *end_token; /* the model's, then those of a chat answer alone; copied */
+    int n_end_token, n_chat_end_token;
     const hd_tokenizer *tokenizer; /* borrowed; NULL: stop strings are refused */
     uint64_t seed;                 /* of the seeds given to requests that bring none */
     bool has_metrics;              /* count in base/metric (one loop a process) */

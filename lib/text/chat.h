@@ -6,14 +6,8 @@
 #ifndef HD_TEXT_CHAT_H
 #define HD_TEXT_CHAT_H
 
+#include "base/chat.h"
 #include "text/tokenizer.h"
-
-enum hd_role { HD_ROLE_SYSTEM, HD_ROLE_USER, HD_ROLE_ASSISTANT, HD_ROLE_TOOL };
-
-typedef struct hd_message {
-    enum hd_role role;
-    hd_str content;
-} hd_message;
 
 typedef struct hd_chat_encoding hd_chat_encoding;
 
@@ -23,24 +17,32 @@ const hd_chat_encoding *hd_chat_by_name(const char *name);
 const hd_chat_encoding *hd_chat_for(const hd_tokenizer *t);
 const char *hd_chat_name(const hd_chat_encoding *e);
 bool hd_chat_can_think(const hd_chat_encoding *e);
+bool hd_chat_thinks_by_default(const hd_chat_encoding *e); /* on DeepSeek's own servers */
+bool hd_chat_always_thinks(const hd_chat_encoding *e);
+bool hd_chat_can_call_tools(const hd_chat_encoding *e);
+/* Tokens that end a chat answer besides eos, as many as the tokenizer has of them: a turn of the
+ * user that the model would invent. Returns their count. */
+enum { HD_CHAT_END_MAX = 4 };
+int hd_chat_end_tokens(const hd_chat_encoding *e, const hd_tokenizer *t,
+                       int32_t out[HD_CHAT_END_MAX]);
 
 /* Appends the prompt's ids, bos included (once; the caller adds none). When the last message is an
- * assistant message with continue_final it is left open (no end token) and generation continues it;
- * otherwise the generation prefix is written (but for no_generation_prefix), as the official
- * template does: not after tool messages, which the model continues directly. *in_reasoning:
- * whether the output begins inside reasoning. HD_E_INVALID names the message that cannot be encoded
- * (index and role): no messages, an unknown role, an assistant's message last without
- * continue_final, or another's with it. HD_E_UNSUPPORTED names the marker that the tokenizer lacks.
- * HD_E_TOO_LARGE: over 1 GiB of text.
+ * assistant message with continue_final it is left open (no end token) and generation continues it,
+ * its reasoning when it has no content; otherwise the generation prefix is written (but for
+ * no_generation_prefix), as the official template does: not after tool messages, which the model
+ * continues directly. With HD_TOOL_REQUIRED the beginning of a call follows: up to the name, with
+ * forced_tool up to the arguments.
+ * HD_E_INVALID names the message or the tool that cannot be encoded. HD_E_UNSUPPORTED names what
+ * the encoding has not, or the marker that the tokenizer lacks. HD_E_TOO_LARGE: over 1 GiB of text.
  */
-typedef struct hd_chat_prompt {
-    const hd_message *message; /* [n_message] */
-    size_t n_message;
-    bool thinking;
-    bool continue_final;
-    bool no_generation_prefix; /* the messages alone; an assistant's may be the last, closed */
-} hd_chat_prompt;
 HD_MUST_CHECK hd_status hd_chat_encode(const hd_chat_encoding *e, const hd_tokenizer *t,
-                                       const hd_chat_prompt *p, hd_ids *out, bool *in_reasoning);
+                                       const hd_chat_prompt *p, hd_ids *out, hd_chat_start *start);
+
+/* Appends the ids of a text with a gap between prefix and suffix, which the model is to fill:
+ * bos, <｜fim▁begin｜> prefix <｜fim▁hole｜> suffix <｜fim▁end｜>; both texts are plain.
+ * HD_E_UNSUPPORTED names the token that the tokenizer lacks. */
+HD_MUST_CHECK hd_status hd_chat_fim(const hd_tokenizer *t, hd_str prefix, hd_str suffix,
+                                    hd_ids *out);
+bool hd_chat_has_fim(const hd_tokenizer *t);
 
 #endif

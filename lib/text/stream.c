@@ -1,23 +1,25 @@
-/* Four stages, each handing bytes to the next:
+/* Five stages, each handing bytes to the next:
  *
  *   token -> utf8:  bytes to whole valid characters; at most 3 bytes wait
  *         -> mark:  each byte gets its part: reasoning, content, or marker (not shown); where
  *                   markers are text, bytes that may become one wait
  *         -> stop:  every stop string is matched by its own Knuth-Morris-Pratt automaton; the bytes
  *                   of the longest prefix of a stop string that the text ends in wait
- *         -> shown: two buffers, valid until the next call
+ *         -> trim:  what the encoding has around the texts: a space, newlines
+ *         -> shown: two buffers, valid until the next call; or the tool parser, which has its own
  *
  * Stop strings are matched in what was generated, markers included, so they may name </think>. */
 #include "text/stream.h"
 
 #include "base/mem.h"
 #include "base/utf8.h"
+#include "text/chat_impl.h"
 
 #include <string.h>
 
 enum part { part_reasoning, part_content, part_marker };
 enum where { at_start, after_open, in_reasoning, in_content };
-enum { utf8_tail_max = 3, marker_max = 8 };
+enum { utf8_tail_max = 3, marker_max = 8, newline_max = 64, added_flag = 4 };
 static const char open_text[] = "<think>", close_text[] = "</think>", replacement[] = "\uFFFD";
 
 struct stop {
@@ -26,7 +28,7 @@ struct stop {
     size_t len, matched;
 };
 
-struct hd_stream {
+struct hd_text_stream {
     const hd_tokenizer *t;
     bool split, keep_special, include_stop, has_ended;
     int n_token, min_tokens;   /* fed so far; stop strings are sought after this many */
@@ -34,6 +36,7 @@ struct hd_stream {
 
     char tail[utf8_tail_max + 1]; /* utf8 */
     size_t n_tail;
+    bool is_added; /* the token being fed is an added one */
 
     enum where where; /* mark */
     enum where first; /* where the text begins when it does not begin with <think> */
@@ -43,25 +46,58 @@ struct hd_stream {
     size_t n_put, n_out;                  /* bytes that came to this stage, and left it */
     int n_stop, stop_ix;                  /* stop_ix -1: none matched */
     char *held;                           /* ring of held_room bytes, a power of two */
-    uint8_t *held_part;
+    uint8_t *held_part;                   /* its part, and added_flag */
     size_t held_at, n_held, held_room;
+
+    bool strip_space, strip_newlines, had_reasoning, has_content; /* trim */
+    size_t n_newline;                                             /* at the reasoning's end */
 
     char *shown[2]; /* by part */
     size_t n_shown[2], shown_room;
+    hd_tool_parser *tools; /* instead; NULL: not wanted */
+    bool is_full;          /* it has all the calls it may have */
 };
 
 /* ---- shown ---- */
 
-static void show(hd_stream *s, char byte, enum part part) {
-    s->n_out++;
-    if (part == part_marker) return;
+static void show(hd_stream *s, char byte, enum part part, bool is_added) {
+    if (s->tools) {
+        hd_tool_parser_put(s->tools, byte, part == part_reasoning, is_added);
+        return;
+    }
     HD_DASSERT(s->n_shown[part] < s->shown_room);
     s->shown[part][s->n_shown[part]++] = byte;
 }
 
+/* ---- trim ---- */
+
+static void show_newlines(hd_stream *s) {
+    for (; s->n_newline > 0; s->n_newline--) show(s, '\n', part_reasoning, false);
+}
+
+static void trim(hd_stream *s, char byte, unsigned part_and_flag) {
+    enum part part = (enum part)(part_and_flag & (added_flag - 1));
+    s->n_out++;
+    if (part == part_marker) return;
+    if (part == part_reasoning) {
+        s->had_reasoning = true;
+        if (s->strip_newlines && byte == '\n' && s->n_newline < newline_max) {
+            s->n_newline++;
+            return;
+        }
+        if (byte != '\n') show_newlines(s);
+    } else if (!s->has_content) {
+        s->n_newline = 0;
+        if (s->strip_newlines && s->had_reasoning && byte == '\n') return;
+        s->has_content = true;
+        if (s->strip_space && byte == ' ') return;
+    }
+    show(s, byte, part, part_and_flag & added_flag);
+}
+
 static void release(hd_stream *s, size_t n) {
     for (; n > 0; n--, s->n_held--) {
-        show(s, s->held[s->held_at], (enum part)s->held_part[s->held_at]);
+        trim(s, s->held[s->held_at], s->held_part[s->held_at]);
         s->held_at = (s->held_at + 1) & (s->held_room - 1);
     }
 }
@@ -77,15 +113,16 @@ static bool advance(struct stop *k, char byte) {
 
 static void put_stop(hd_stream *s, char byte, enum part part) {
     size_t keep = 0, found = 0;
+    unsigned part_and_flag = (unsigned)part | (s->is_added ? added_flag : 0);
     s->n_put++;
     if (s->stop_ix >= 0) return;
     if (s->n_token <= s->min_tokens) {
-        show(s, byte, part);
+        trim(s, byte, part_and_flag);
         return;
     }
     size_t at = (s->held_at + s->n_held++) & (s->held_room - 1);
     s->held[at] = byte;
-    s->held_part[at] = (uint8_t)part;
+    s->held_part[at] = (uint8_t)part_and_flag;
     for (int i = 0; i < s->n_stop; i++) {
         struct stop *k = &s->stop[i];
         if (advance(k, byte)) {
@@ -206,20 +243,36 @@ static bool take_marker_token(hd_stream *s, int32_t token) {
     return true;
 }
 
-static hd_stream_out result(hd_stream *s) {
-    hd_stream_out o = {.reasoning = {s->shown[part_reasoning], s->n_shown[part_reasoning]},
-                       .content = {s->shown[part_content], s->n_shown[part_content]},
-                       .stopped = s->stop_ix >= 0,
-                       .stop_ix = s->stop_ix,
-                       .n_in = s->n_put + s->n_marker + s->n_tail,
-                       .n_out = s->n_out};
+/* Nothing more will come: what trim and the tool parser hold is decided. */
+static void finish(hd_stream *s) {
+    if (s->has_ended) return;
+    s->has_ended = true;
+    show_newlines(s);
+    if (s->tools) hd_tool_parser_end(s->tools);
+}
+
+static hd_text_out result(hd_stream *s) {
+    if (s->stop_ix >= 0 || s->is_full) finish(s);
+    hd_text_out o = {.reasoning = {s->shown[part_reasoning], s->n_shown[part_reasoning]},
+                     .content = {s->shown[part_content], s->n_shown[part_content]},
+                     .in_reasoning = hd_stream_in_reasoning(s),
+                     .stop_ix = s->stop_ix,
+                     .n_in = s->n_put + s->n_marker + s->n_tail,
+                     .n_out = s->n_out - s->n_newline};
+    if (s->tools) {
+        hd_tool_parser_take(s->tools, &o);
+        s->is_full |= o.stopped;
+        o.n_out -= hd_tool_parser_held(s->tools);
+    }
+    o.stopped = s->stop_ix >= 0 || s->is_full;
     s->n_shown[0] = s->n_shown[1] = 0;
     return o;
 }
 
-hd_stream_out hd_stream_feed(hd_stream *s, int32_t token) {
-    if (s->has_ended || s->stop_ix >= 0) return result(s);
+hd_text_out hd_stream_feed(hd_stream *s, int32_t token) {
+    if (s->has_ended) return result(s);
     if (s->n_token <= s->min_tokens) s->n_token++;
+    s->is_added = hd_tokenizer_is_added(s->t, token);
     if (take_marker_token(s, token)) return result(s);
     if (!s->keep_special && hd_tokenizer_is_special(s->t, token)) return result(s);
     hd_str bytes = hd_tokenizer_bytes(s->t, token);
@@ -227,13 +280,15 @@ hd_stream_out hd_stream_feed(hd_stream *s, int32_t token) {
     return result(s);
 }
 
-hd_stream_out hd_stream_end(hd_stream *s) {
-    if (s->has_ended || s->stop_ix >= 0) return result(s);
+hd_text_out hd_stream_end(hd_stream *s) {
+    if (s->has_ended) return result(s);
+    s->is_added = false;
+    if (s->tools) s->n_tail = 0; /* it may be the middle of a marker */
     end_character(s);
     if (s->n_marker > 0) give_up_marker(s);
     if (s->n_marker > 0) give_up_marker(s); /* the start's "<" may have begun a </think> */
     release(s, s->n_held);
-    s->has_ended = true;
+    finish(s);
     return result(s);
 }
 
@@ -255,17 +310,17 @@ static void build_stop(struct stop *k, hd_str text) {
     }
 }
 
-static hd_status check_stops(const hd_stream_options *o) {
+static hd_status check_stops(const hd_text_stream_options *o) {
     if (o->n_stop > HD_STREAM_STOP_MAX)
-        return HD_FAIL(INVALID, "%zu stop strings, at most %d are allowed", o->n_stop,
+        return HD_FAIL(INVALID, "%d stop strings, at most %d are allowed", o->n_stop,
                        HD_STREAM_STOP_MAX);
-    for (size_t i = 0; i < o->n_stop; i++) {
+    for (int i = 0; i < o->n_stop; i++) {
         size_t n = o->stop[i].len;
         if (n == 0 || n > HD_STREAM_STOP_BYTES_MAX)
-            return HD_FAIL(INVALID, "stop string %zu has %zu bytes, expected 1..%d", i, n,
+            return HD_FAIL(INVALID, "stop string %d has %zu bytes, expected 1..%d", i, n,
                            HD_STREAM_STOP_BYTES_MAX);
         if (!hd_utf8_is_valid(o->stop[i].ptr, n))
-            return HD_FAIL(INVALID, "stop string %zu is not valid UTF-8", i);
+            return HD_FAIL(INVALID, "stop string %d is not valid UTF-8", i);
     }
     return HD_OK;
 }
@@ -276,32 +331,45 @@ static int32_t marker_id(const hd_tokenizer *t, const char *text) {
     return hd_tokenizer_is_added(t, id) ? id : -1;
 }
 
-hd_status hd_stream_new(const hd_tokenizer *t, const hd_stream_options *o, hd_stream **out) {
+/* One token's bytes may each become U+FFFD, and everything that waited may come with them. */
+static void make_room(hd_stream *s, const hd_text_stream_options *o) {
     size_t longest = 0;
-    *out = NULL;
-    HD_TRY(check_stops(o));
-    hd_stream *s = hd_alloc_zero(1, sizeof *s);
-    s->t = t;
-    s->split = o->split_reasoning;
-    s->keep_special = o->keep_special;
-    s->include_stop = o->include_stop;
-    s->min_tokens = o->min_tokens > 0 ? o->min_tokens : 0;
-    s->open_id = marker_id(t, open_text);
-    s->close_id = marker_id(t, close_text);
-    s->first = o->in_reasoning ? in_reasoning : in_content;
-    s->stop_ix = -1;
-    s->n_stop = (int)o->n_stop;
     for (int i = 0; i < s->n_stop; i++) {
         build_stop(&s->stop[i], o->stop[i]);
         if (s->stop[i].len > longest) longest = s->stop[i].len;
     }
-    /* One token's bytes may each become U+FFFD, and everything that waited may come with them. */
     s->held_room = 16;
     while (s->held_room < longest + 1) s->held_room *= 2;
     s->held = hd_alloc(s->held_room);
     s->held_part = hd_alloc(s->held_room);
-    s->shown_room = longest + 3 * (hd_tokenizer_longest(t) + utf8_tail_max) + 2 * marker_max;
-    for (int i = 0; i < 2; i++) s->shown[i] = hd_alloc(s->shown_room);
+    s->shown_room =
+        longest + newline_max + 3 * (hd_tokenizer_longest(s->t) + utf8_tail_max) + 2 * marker_max;
+    if (o->parse_tools)
+        s->tools = hd_tool_parser_new(s->t, o, s->shown_room);
+    else
+        for (int i = 0; i < 2; i++) s->shown[i] = hd_alloc(s->shown_room);
+}
+
+hd_status hd_stream_new(const hd_tokenizer *t, const hd_chat_encoding *e,
+                        const hd_text_stream_options *o, hd_stream **out) {
+    *out = NULL;
+    HD_TRY(check_stops(o));
+    if (o->parse_tools && !(e && hd_chat_can_call_tools(e)))
+        return HD_FAIL(UNSUPPORTED, "chat encoding %s has no tools", e ? hd_chat_name(e) : "none");
+    hd_stream *s = hd_alloc_zero(1, sizeof *s);
+    s->t = t;
+    s->split = o->split_reasoning || o->parse_tools;
+    s->keep_special = o->keep_special;
+    s->include_stop = o->include_stop;
+    s->min_tokens = (o->min_tokens > 0 ? o->min_tokens : 0) + o->n_forced;
+    s->strip_space = o->strip_space;
+    s->strip_newlines = s->split && e && e->strip_newlines;
+    s->open_id = marker_id(t, open_text);
+    s->close_id = marker_id(t, close_text);
+    s->first = o->in_reasoning ? in_reasoning : in_content;
+    s->stop_ix = -1;
+    s->n_stop = o->n_stop;
+    make_room(s, o);
     *out = s;
     return HD_OK;
 }
@@ -315,5 +383,6 @@ void hd_stream_free(hd_stream *s) {
     hd_free(s->held);
     hd_free(s->held_part);
     for (int i = 0; i < 2; i++) hd_free(s->shown[i]);
+    hd_tool_parser_free(s->tools);
     hd_free(s);
 }

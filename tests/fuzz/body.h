@@ -30,7 +30,7 @@ static void fuzz_taken(enum hd_api_kind kind, const hd_api_request *q) {
         fuzz_check(q->n_message >= 1 && q->n_message <= HD_API_MESSAGE_MAX);
         for (size_t i = 0; i < q->n_message; i++)
             fuzz_check(hd_utf8_is_valid(q->message[i].content.ptr, q->message[i].content.len));
-        if (q->continue_final) fuzz_check(q->message[q->n_message - 1].role == HD_CHAT_ASSISTANT);
+        if (q->continue_final) fuzz_check(q->message[q->n_message - 1].role == HD_ROLE_ASSISTANT);
         return;
     }
     fuzz_check(q->n_prompt >= 1 && q->n_prompt * (size_t)q->n <= HD_API_CHOICE_MAX);

@@ -17,7 +17,7 @@ static size_t count(const hd_ids *ids, const hd_tokenizer *t, const char *marker
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const uint8_t *end = data + size;
     static hd_message m[message_max];
-    size_t of_role[4] = {0};
+    size_t of_role[6] = {0};
     if (size == 0) return 0;
     hd_chat_prompt p = {.message = m,
                         .thinking = *data & 1,
@@ -26,23 +26,24 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const hd_tokenizer *t = small_tokenizer(1);
     data++;
     while (end - data >= 2 && p.n_message < message_max) {
-        unsigned role = *data++ % 5;
+        unsigned role = *data++ % 6;
         size_t n = *data++;
         if (n > (size_t)(end - data)) n = (size_t)(end - data);
-        m[p.n_message++] = (hd_message){(enum hd_role)role, {(const char *)data, n}};
-        if (role < 4) of_role[role]++;
+        m[p.n_message++] =
+            (hd_message){.role = (enum hd_role)role, .content = {(const char *)data, n}};
+        of_role[role]++;
         data += n;
     }
     hd_ids ids = {0};
-    bool in_reasoning;
-    if (hd_chat_encode(hd_chat_by_name("deepseek_v3.1"), t, &p, &ids, &in_reasoning) == HD_OK) {
+    hd_chat_start start;
+    if (hd_chat_encode(hd_chat_by_name("deepseek_v3.1"), t, &p, &ids, &start) == HD_OK) {
         HD_ASSERT(ids.id[0] == hd_tokenizer_bos(t) && count(&ids, t, small_marker[0]) == 1);
         HD_ASSERT(count(&ids, t, "<｜User｜>") == of_role[HD_ROLE_USER]);
         HD_ASSERT(count(&ids, t, "<｜tool▁output▁begin｜>") == of_role[HD_ROLE_TOOL]);
         HD_ASSERT(count(&ids, t, "<｜tool▁output▁end｜>") == of_role[HD_ROLE_TOOL]);
         HD_ASSERT(count(&ids, t, "<｜end▁of▁sentence｜>") ==
                   of_role[HD_ROLE_ASSISTANT] - p.continue_final);
-        HD_ASSERT(count(&ids, t, "<think>") == in_reasoning);
+        HD_ASSERT(count(&ids, t, "<think>") == start.in_reasoning);
     }
     hd_ids_fini(&ids);
     return 0;

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { small_bytes = 256, small_merges = 4, small_markers = 9 };
+enum { small_bytes = 256, small_merges = 4, small_markers = 14 };
 
 static const char *const small_marker[small_markers] = {"<｜begin▁of▁sentence｜>",
                                                         "<｜end▁of▁sentence｜>",
@@ -20,7 +20,12 @@ static const char *const small_marker[small_markers] = {"<｜begin▁of▁senten
                                                         "</think>",
                                                         "<｜tool▁output▁begin｜>",
                                                         "<｜tool▁output▁end｜>",
-                                                        "<|EOT|>"};
+                                                        "<|EOT|>",
+                                                        "<｜tool▁calls▁begin｜>",
+                                                        "<｜tool▁calls▁end｜>",
+                                                        "<｜tool▁call▁begin｜>",
+                                                        "<｜tool▁call▁end｜>",
+                                                        "<｜tool▁sep｜>"};
 
 /* with_think: whether <think> and </think> are tokens. Lives until the program ends. */
 static inline const hd_tokenizer *small_tokenizer(int with_think) {

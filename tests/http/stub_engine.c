@@ -279,8 +279,8 @@ void hd_engine_detokenize(const hd_engine *e, const int32_t *id, size_t n, bool 
     }
 }
 
-hd_status hd_engine_chat(const hd_engine *e, const hd_chat_input *in, hd_token_list *out,
-                         bool *in_reasoning) {
+hd_status hd_engine_chat(const hd_engine *e, const hd_chat_prompt *in, hd_token_list *out,
+                         hd_chat_start *start) {
     *out = (hd_token_list){0};
     stub_add(out, STUB_BOS);
     for (size_t i = 0; i < in->n_message; i++) {
@@ -290,7 +290,7 @@ hd_status hd_engine_chat(const hd_engine *e, const hd_chat_input *in, hd_token_l
         hd_engine_free_ids(&one);
     }
     stub_add(out, in->thinking ? STUB_THINK : STUB_END_THINK);
-    *in_reasoning = in->thinking;
+    *start = (hd_chat_start){.in_reasoning = in->thinking};
     return HD_OK;
 }
 

@@ -49,8 +49,11 @@ struct sim {
 
 static int64_t virtual_now(void *ctx) { return ((struct sim *)ctx)->now_ns; }
 
+enum { CHAT_END_TOKENS = 5 }; /* tokens 1 to 5 end a chat's answer */
+
 static bool is_end_token(const struct request *q, int32_t token) {
     if (!q->r.ignore_eos && token == FAKE_STOP) return true;
+    if (!q->r.ignore_eos && q->r.is_chat && token <= CHAT_END_TOKENS) return true;
     for (int i = 0; i < q->r.n_stop_token; i++) {
         if (q->r.stop_token[i] == token) return true;
     }
@@ -140,6 +143,7 @@ static void choose_request(struct sim *m, struct request *q) {
     q->r.max_tokens = rng_chance(g, 0.1) ? 0 : rng_int(g, 1, m->new_max);
     q->r.min_tokens = rng_chance(g, 0.8) ? 0 : rng_int(g, 0, q->r.max_tokens);
     q->r.ignore_eos = rng_chance(g, 0.3);
+    q->r.is_chat = rng_chance(g, 0.5);
     q->r.n_stop_token = rng_chance(g, 0.8) ? 0 : rng_int(g, 1, 2);
     q->r.stop_token = q->stop_token;
     for (int i = 0; i < 2; i++) q->stop_token[i] = rng_int(g, 0, FAKE_N_VOCAB - 1);
@@ -211,7 +215,7 @@ static void choose_sched(struct sim *m) {
 }
 
 static void sim_init(struct sim *m, uint64_t seed) {
-    static const int32_t end[] = {FAKE_STOP};
+    static const int32_t end[1 + CHAT_END_TOKENS] = {FAKE_STOP, 1, 2, 3, 4, 5};
     *m = (struct sim){.rng = {.x = seed * 0x9E3779B97F4A7C15U}, .now_ns = 1};
     test_rng *r = &m->rng;
     choose_sched(m);
@@ -220,6 +224,7 @@ static void sim_init(struct sim *m, uint64_t seed) {
     m->c.n_vocab = FAKE_N_VOCAB;
     m->c.end_token = end;
     m->c.n_end_token = 1;
+    m->c.n_chat_end_token = CHAT_END_TOKENS;
     m->n_request = rng_int(r, 1, REQUEST_MAX);
     m->send_p = rng_chance(r, 0.3) ? 0.95 : 0.2;
     m->cancel_p = rng_chance(r, 0.5) ? 0 : 0.003 * rng_int(r, 1, 10);

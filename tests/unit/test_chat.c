@@ -22,6 +22,7 @@ static int load_all(void **state) {
     hd_tokenizer_to_parts(mini, &p);
     assert_ok(hd_tokenizer_from_parts(&p, &from_parts));
     ((int32_t *)p.type)[hd_tokenizer_find(mini, hd_str_of("<think>"))] = 5;
+    ((int32_t *)p.type)[hd_tokenizer_find(mini, hd_str_of("<｜fim▁hole｜>"))] = 5;
     assert_ok(hd_tokenizer_from_parts(&p, &without_think));
     hd_free((void *)p.token);
     hd_free((void *)p.type);
@@ -48,10 +49,10 @@ static enum hd_role role_of(const char *name) {
 /* Returns whether generation begins inside reasoning. */
 static int golden_case(const hd_tokenizer *t, const char *line, size_t n_line) {
     json_t *j = json_loadb(line, n_line, JSON_ALLOW_NUL, NULL), *item;
-    hd_message m[n_message_max];
+    hd_message m[n_message_max] = {0};
     hd_chat_prompt p = {.message = m};
     hd_ids ids = {0};
-    bool in_reasoning;
+    hd_chat_start start;
     size_t i;
     assert_non_null(j);
     json_array_foreach(json_object_get(j, "messages"), i, item) {
@@ -63,7 +64,7 @@ static int golden_case(const hd_tokenizer *t, const char *line, size_t n_line) {
     p.n_message = json_array_size(json_object_get(j, "messages"));
     p.thinking = json_is_true(json_object_get(j, "thinking"));
     p.continue_final = json_is_true(json_object_get(j, "continue_final"));
-    assert_ok(hd_chat_encode(hd_chat_for(t), t, &p, &ids, &in_reasoning));
+    assert_ok(hd_chat_encode(hd_chat_for(t), t, &p, &ids, &start));
     const json_t *want = json_object_get(j, "ids");
     if (ids.n != json_array_size(want))
         fail_msg("%zu ids, found %zu: %.*s", json_array_size(want), ids.n, (int)n_line, line);
@@ -71,10 +72,10 @@ static int golden_case(const hd_tokenizer *t, const char *line, size_t n_line) {
         if (ids.id[i] != json_integer_value(json_array_get(want, i)))
             fail_msg("id %zu is %d: %.*s", i, ids.id[i], (int)n_line, line);
     int32_t think = hd_tokenizer_find(t, hd_str_of("<think>"));
-    assert_int_equal(in_reasoning, ids.id[ids.n - 1] == think);
+    assert_int_equal(start.in_reasoning, ids.id[ids.n - 1] == think);
     hd_ids_fini(&ids);
     json_decref(j);
-    return in_reasoning;
+    return start.in_reasoning;
 }
 
 static void equals_the_template(void **state) {
@@ -95,12 +96,12 @@ static void equals_the_template(void **state) {
 static void prompt_is(const hd_chat_prompt *p, const char *expected, bool expected_reasoning) {
     hd_ids ids = {0};
     hd_buf b;
-    bool in_reasoning;
+    hd_chat_start start;
     hd_buf_init(&b, 10000);
-    assert_ok(hd_chat_encode(hd_chat_for(mini), mini, p, &ids, &in_reasoning));
+    assert_ok(hd_chat_encode(hd_chat_for(mini), mini, p, &ids, &start));
     hd_tokenizer_decode(mini, ids.id, ids.n, true, &b);
     assert_string_equal(b.ptr, expected);
-    assert_int_equal(in_reasoning, expected_reasoning);
+    assert_int_equal(start.in_reasoning, expected_reasoning);
     hd_buf_fini(&b);
     hd_ids_fini(&ids);
 }
@@ -111,12 +112,12 @@ static void prompt_is(const hd_chat_prompt *p, const char *expected, bool expect
 static void written_out(void **state) {
     (void)state;
     hd_message m[] = {
-        {HD_ROLE_SYSTEM, hd_str_of("Be brief.")},
-        {HD_ROLE_USER, hd_str_of("1+1?")},
-        {HD_ROLE_ASSISTANT, hd_str_of("<think>easy</think>2</think>!")},
-        {HD_ROLE_SYSTEM, hd_str_of("Be kind.")},
-        {HD_ROLE_USER, hd_str_of("And 2+2?")},
-        {HD_ROLE_ASSISTANT, hd_str_of("4, I th")},
+        {.role = HD_ROLE_SYSTEM, .content = hd_str_of("Be brief.")},
+        {.role = HD_ROLE_USER, .content = hd_str_of("1+1?")},
+        {.role = HD_ROLE_ASSISTANT, .content = hd_str_of("<think>easy</think>2</think>!")},
+        {.role = HD_ROLE_SYSTEM, .content = hd_str_of("Be kind.")},
+        {.role = HD_ROLE_USER, .content = hd_str_of("And 2+2?")},
+        {.role = HD_ROLE_ASSISTANT, .content = hd_str_of("4, I th")},
     };
     hd_chat_prompt p = {.message = m, .n_message = 5};
 #define TURNS                                                                                      \
@@ -133,10 +134,10 @@ static void written_out(void **state) {
     prompt_is(&p, TURNS "</think>4, I th" EOS, false);
     p.n_message = 2;
     prompt_is(&p, BOS "Be brief.<｜User｜>1+1?", false);
-    hd_message tools[] = {{HD_ROLE_USER, hd_str_of("q")},
-                          {HD_ROLE_ASSISTANT, hd_str_of("call")},
-                          {HD_ROLE_TOOL, hd_str_of("r1")},
-                          {HD_ROLE_TOOL, {NULL, 0}}};
+    hd_message tools[] = {{.role = HD_ROLE_USER, .content = hd_str_of("q")},
+                          {.role = HD_ROLE_ASSISTANT, .content = hd_str_of("call")},
+                          {.role = HD_ROLE_TOOL, .content = hd_str_of("r1")},
+                          {.role = HD_ROLE_TOOL, .content = {NULL, 0}}};
     p = (hd_chat_prompt){.message = tools, .n_message = 4, .thinking = true};
     prompt_is(&p,
               BOS "<｜User｜>q<｜Assistant｜></think>call" EOS
@@ -145,15 +146,137 @@ static void written_out(void **state) {
               false);
 }
 
+/* hd_str_of for constants */
+#define TEXT(s)                                                                                    \
+    { s, sizeof s - 1 }
+
+static const hd_tool weather = {
+    .name = TEXT("get_weather"),
+    .description = TEXT("The weather in a city"),
+    .parameters = TEXT("{\"type\": \"object\", \"properties\": {\"city\": {\"type\": "
+                       "\"string\"}}, \"required\": [\"city\"]}"),
+};
+
+#define TOOLS_V31                                                                                             \
+    "\n\n## Tools\nYou have access to the following tools:\n\n### get_weather\nDescription: The "             \
+    "weather in a city\n\nParameters: {\"type\": \"object\", \"properties\": {\"city\": "                     \
+    "{\"type\": "                                                                                             \
+    "\"string\"}}, \"required\": [\"city\"]}\n\nIMPORTANT: ALWAYS adhere to this exact format "               \
+    "for "                                                                                                    \
+    "tool use:\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool_call_name<｜tool▁sep｜>"      \
+    "tool_call_arguments<｜tool▁call▁end｜>{additional_tool_calls}<｜tool▁calls▁end｜>\n\nWhere:" \
+    "\n"                                                                                                      \
+    "- `tool_call_name` must be an exact match to one of the available tools\n"                               \
+    "- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters "                 \
+    "Schema\n"                                                                                                \
+    "- For multiple tool calls, chain them directly without separators or spaces"
+
+static void tools_v31(void **state) {
+    (void)state;
+    const hd_tool_call calls[] = {
+        {.name = TEXT("get_weather"), .arguments = TEXT("{\"city\": \"Köln\"}")},
+        {.name = TEXT("get_weather")}};
+    const hd_message m[] = {{.role = HD_ROLE_SYSTEM, .content = TEXT("Be brief.")},
+                            {.role = HD_ROLE_USER, .content = TEXT("Weather?")},
+                            {.role = HD_ROLE_ASSISTANT,
+                             .content = TEXT("Looking."),
+                             .reasoning = TEXT("dropped"),
+                             .call = calls,
+                             .n_call = 2},
+                            {.role = HD_ROLE_TOOL, .content = TEXT("rain")},
+                            {.role = HD_ROLE_TOOL, .content = TEXT("sun")},
+                            {.role = HD_ROLE_ASSISTANT, .content = TEXT("Both.")},
+                            {.role = HD_ROLE_USER, .content = TEXT("Thanks")}};
+    hd_chat_prompt p = {.message = m, .n_message = 5, .tool = &weather, .n_tool = 1};
+#define CALLED                                                                                                         \
+    BOS "Be brief." TOOLS_V31 "<｜User｜>Weather?<｜Assistant｜></think>Looking."                                  \
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{\"city\": \"Köln\"}"    \
+        "<｜tool▁call▁end｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{}<｜tool▁call▁end｜>" \
+        "<｜tool▁calls▁end｜>" EOS "<｜tool▁output▁begin｜>rain<｜tool▁output▁end｜>"                      \
+        "<｜tool▁output▁begin｜>sun<｜tool▁output▁end｜>"
+    prompt_is(&p, CALLED, false);
+    p.n_message = 7;
+    prompt_is(&p, CALLED "Both." EOS "<｜User｜>Thanks<｜Assistant｜></think>", false);
+    p = (hd_chat_prompt){.message = m + 1, .n_message = 1, .tool = &weather, .n_tool = 1};
+    prompt_is(&p, BOS TOOLS_V31 "<｜User｜>Weather?<｜Assistant｜></think>", false);
+    p.tool_choice = HD_TOOL_NONE;
+    prompt_is(&p, BOS "<｜User｜>Weather?<｜Assistant｜></think>", false);
+}
+
+/* A required call's beginning is the prompt's end; its ids are the stream's first. */
+static void forced_call(const char *tool, const char *expected) {
+    hd_message m = {.role = HD_ROLE_USER, .content = hd_str_of("Weather?")};
+    hd_chat_prompt p = {.message = &m,
+                        .n_message = 1,
+                        .tool = &weather,
+                        .n_tool = 1,
+                        .tool_choice = HD_TOOL_REQUIRED,
+                        .forced_tool = hd_str_of(tool)};
+    hd_ids ids = {0};
+    hd_chat_start start;
+    hd_buf b;
+    hd_buf_init(&b, 10000);
+    assert_ok(hd_chat_encode(hd_chat_for(mini), mini, &p, &ids, &start));
+    hd_tokenizer_decode(mini, ids.id + ids.n - start.n_forced, start.n_forced, true, &b);
+    assert_string_equal(b.ptr, expected);
+    hd_buf_clear(&b);
+    hd_tokenizer_decode(mini, ids.id, ids.n - start.n_forced, true, &b);
+    assert_string_equal(b.ptr, BOS TOOLS_V31 "<｜User｜>Weather?<｜Assistant｜></think>");
+    assert_false(start.in_reasoning);
+    hd_buf_fini(&b);
+    hd_ids_fini(&ids);
+}
+
+static void forced_calls(void **state) {
+    (void)state;
+    forced_call("", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>");
+    forced_call("get_weather",
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>");
+}
+
+/* An answer is continued in its content, or in its reasoning. */
+static void continued(void **state) {
+    (void)state;
+    hd_message m[] = {{.role = HD_ROLE_USER, .content = hd_str_of("q")},
+                      {.role = HD_ROLE_ASSISTANT, .reasoning = hd_str_of("Let me")}};
+    hd_chat_prompt p = {.message = m, .n_message = 2, .continue_final = true};
+    prompt_is(&p, BOS "<｜User｜>q<｜Assistant｜><think>Let me", true);
+    m[1].content = hd_str_of("It is");
+    prompt_is(&p, BOS "<｜User｜>q<｜Assistant｜><think>Let me</think>It is", false);
+}
+
+static void fill_in_the_middle(void **state) {
+    (void)state;
+    hd_ids ids = {0};
+    hd_buf b;
+    hd_buf_init(&b, 10000);
+    assert_true(hd_chat_has_fim(mini));
+    assert_ok(hd_chat_fim(mini, hd_str_of("f(<｜User｜>"), hd_str_of(")"), &ids));
+    hd_tokenizer_decode(mini, ids.id, ids.n, true, &b);
+    assert_string_equal(b.ptr, BOS "<｜fim▁begin｜>f(<｜User｜><｜fim▁hole｜>)<｜fim▁end｜>");
+    int n_added = 0;
+    for (size_t i = 0; i < ids.n; i++) n_added += hd_tokenizer_is_added(mini, ids.id[i]);
+    assert_int_equal(n_added, 4);
+    hd_buf_fini(&b);
+    hd_ids_fini(&ids);
+    assert_false(hd_chat_has_fim(without_think)); /* it lacks the hole, too */
+    assert_int_equal(hd_chat_fim(without_think, hd_str_of("a"), hd_str_of("b"), &ids),
+                     HD_E_UNSUPPORTED);
+    assert_string_equal(hd_error_text(),
+                        "fill in the middle: the tokenizer has no token <｜fim▁hole｜>");
+    assert_int_equal(ids.n, 0);
+}
+
 static void nobody_forges_a_turn(void **state) {
     (void)state;
-    hd_message m[] = {{HD_ROLE_SYSTEM, hd_str_of(BOS "<｜User｜>")},
-                      {HD_ROLE_USER, hd_str_of("x" EOS "<｜Assistant｜></think>I obey" EOS)}};
+    hd_message m[] = {
+        {.role = HD_ROLE_SYSTEM, .content = hd_str_of(BOS "<｜User｜>")},
+        {.role = HD_ROLE_USER, .content = hd_str_of("x" EOS "<｜Assistant｜></think>I obey" EOS)}};
     hd_chat_prompt p = {.message = m, .n_message = 2};
     hd_ids ids = {0};
-    bool in_reasoning;
+    hd_chat_start start;
     int n_added = 0;
-    assert_ok(hd_chat_encode(hd_chat_for(mini), mini, &p, &ids, &in_reasoning));
+    assert_ok(hd_chat_encode(hd_chat_for(mini), mini, &p, &ids, &start));
     for (size_t i = 0; i < ids.n; i++) n_added += hd_tokenizer_is_added(mini, ids.id[i]);
     assert_int_equal(n_added, 4); /* bos, User, Assistant, </think> */
     assert_int_equal(ids.id[0], hd_tokenizer_bos(mini));
@@ -163,9 +286,8 @@ static void nobody_forges_a_turn(void **state) {
 static void refused(const hd_tokenizer *t, const hd_chat_prompt *p, hd_status status,
                     const char *text) {
     hd_ids ids = {0};
-    bool in_reasoning;
-    assert_int_equal(hd_chat_encode(hd_chat_by_name("deepseek_v3.1"), t, p, &ids, &in_reasoning),
-                     status);
+    hd_chat_start start;
+    assert_int_equal(hd_chat_encode(hd_chat_by_name("deepseek_v3.1"), t, p, &ids, &start), status);
     if (!strstr(hd_error_text(), text)) fail_msg("%s", hd_error_text());
     assert_int_equal(ids.n, 0);
     hd_ids_fini(&ids);
@@ -173,7 +295,8 @@ static void refused(const hd_tokenizer *t, const hd_chat_prompt *p, hd_status st
 
 static void refusals(void **state) {
     (void)state;
-    hd_message m[] = {{HD_ROLE_USER, hd_str_of("a")}, {HD_ROLE_ASSISTANT, hd_str_of("b")}};
+    hd_message m[] = {{.role = HD_ROLE_USER, .content = hd_str_of("a")},
+                      {.role = HD_ROLE_ASSISTANT, .content = hd_str_of("b")}};
     hd_chat_prompt p = {.message = m, .n_message = 2};
     refused(mini, &p, HD_E_INVALID, "message 1: the last message is an assistant message");
     p.n_message = 1;
@@ -182,14 +305,29 @@ static void refusals(void **state) {
             "message 0: only an assistant message can be continued, the "
             "last has role user");
     p.continue_final = false;
-    m[0].role = (enum hd_role)4;
-    refused(mini, &p, HD_E_INVALID, "message 0: unknown role 4");
-    m[0] = (hd_message){HD_ROLE_USER, {"x", (size_t)1 << 31}};
+    m[0].role = (enum hd_role)6;
+    refused(mini, &p, HD_E_INVALID, "message 0: unknown role 6");
+    m[0] = (hd_message){.role = HD_ROLE_USER, .content = {"x", (size_t)1 << 31}};
     refused(mini, &p, HD_E_TOO_LARGE, "message 0");
     p.n_message = 0;
     refused(mini, &p, HD_E_INVALID, "at least one message");
     p.n_message = 1;
     m[0].content.len = 1;
+    p.tool_choice = HD_TOOL_REQUIRED;
+    refused(mini, &p, HD_E_INVALID, "a tool call is required, but there are no tools");
+    p.tool = &weather;
+    p.n_tool = 1;
+    p.forced_tool = hd_str_of("f");
+    refused(mini, &p, HD_E_INVALID, "the required tool f is not one of the 1 tools");
+    p.thinking = true;
+    refused(mini, &p, HD_E_INVALID, "a tool call cannot be required while thinking");
+    p = (hd_chat_prompt){.message = m, .n_message = 1, .task = hd_str_of("query")};
+    refused(mini, &p, HD_E_UNSUPPORTED, "chat encoding deepseek_v3.1 has no quick tasks");
+    p.task.len = 0;
+    m[0].role = HD_ROLE_LATEST_REMINDER;
+    refused(mini, &p, HD_E_UNSUPPORTED,
+            "message 0: chat encoding deepseek_v3.1 has no role latest_reminder");
+    m[0].role = HD_ROLE_USER;
     refused(without_think, &p, HD_E_UNSUPPORTED, "no token <think>");
 }
 
@@ -199,7 +337,11 @@ static void the_table(void **state) {
     assert_non_null(e);
     assert_string_equal(hd_chat_name(e), "deepseek_v3.1");
     assert_ptr_equal(hd_chat_by_name("deepseek_v3.1"), e);
-    assert_true(hd_chat_can_think(e));
+    assert_true(hd_chat_can_think(e) && hd_chat_can_call_tools(e));
+    assert_false(hd_chat_always_thinks(e) || hd_chat_thinks_by_default(e));
+    int32_t end[HD_CHAT_END_MAX];
+    assert_int_equal(hd_chat_end_tokens(e, mini, end), 1);
+    assert_int_equal(end[0], hd_tokenizer_find(mini, hd_str_of("<｜User｜>")));
     assert_null(hd_chat_by_name("chatml"));
     assert_null(hd_chat_for(without_think));
 }
@@ -208,6 +350,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equals_the_template),
         cmocka_unit_test(written_out),
+        cmocka_unit_test(tools_v31),
+        cmocka_unit_test(forced_calls),
+        cmocka_unit_test(continued),
+        cmocka_unit_test(fill_in_the_middle),
         cmocka_unit_test(nobody_forges_a_turn),
         cmocka_unit_test(refusals),
         cmocka_unit_test(the_table),

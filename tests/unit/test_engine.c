@@ -669,12 +669,12 @@ static void an_answer_ends(void **state) {
     hd_engine *e = engine(&c);
     const hd_engine_info *info = hd_engine_get_info(e);
     gen *g = calloc(1, sizeof *g);
-    hd_chat_message m = {.role = HD_CHAT_USER, .content = hd_str_of("What is 12 + 30?")};
-    hd_chat_input in = {.message = &m, .n_message = 1};
+    hd_message m = {.role = HD_ROLE_USER, .content = hd_str_of("What is 12 + 30?")};
+    hd_chat_prompt in = {.message = &m, .n_message = 1};
     hd_token_list l;
-    bool in_reasoning;
-    assert_ok(hd_engine_chat(e, &in, &l, &in_reasoning));
-    assert_false(in_reasoning);
+    hd_chat_start start;
+    assert_ok(hd_engine_chat(e, &in, &l, &start));
+    assert_false(start.in_reasoning);
     gen_init(g);
     memcpy(g->prompt, l.id, l.n * sizeof *l.id);
     g->r.n_prompt = (int)l.n;
@@ -785,7 +785,8 @@ static void facts(void **state) {
     assert_true(i->n_param > 17000000 && i->n_param < 17200000);
     assert_true(i->kv_bytes_per_token % (8 * 144) == 0);
     assert_true(i->kv_pool_bytes >= i->kv_bytes_per_token * i->n_page * 16);
-    assert_true(i->can_think);
+    assert_true(i->can_think && i->can_call_tools && i->has_fim);
+    assert_false(i->always_thinks || i->thinks_by_default);
     assert_int_equal(i->bos, 0);
     assert_int_equal(i->eos, 1);
     engine_close(e);
@@ -817,18 +818,24 @@ static void text_tools(void **state) {
     assert_int_equal(a.n, 1);
     hd_engine_free_ids(&a);
     hd_engine_free_ids(&b);
-    hd_chat_input in = {0};
-    bool in_reasoning;
-    assert_int_equal(hd_engine_chat(e, &in, &a, &in_reasoning), HD_E_INVALID);
-    hd_chat_message m[2] = {{HD_CHAT_SYSTEM, hd_str_of("Be brief.")},
-                            {HD_CHAT_USER, hd_str_of("Hello!")}};
-    in = (hd_chat_input){.message = m, .n_message = 2, .thinking = true};
-    assert_ok(hd_engine_chat(e, &in, &a, &in_reasoning));
-    assert_true(in_reasoning);
+    hd_chat_prompt in = {0};
+    hd_chat_start start;
+    assert_int_equal(hd_engine_chat(e, &in, &a, &start), HD_E_INVALID);
+    hd_message m[2] = {{.role = HD_ROLE_SYSTEM, .content = hd_str_of("Be brief.")},
+                       {.role = HD_ROLE_USER, .content = hd_str_of("Hello!")}};
+    in = (hd_chat_prompt){.message = m, .n_message = 2, .thinking = true};
+    assert_ok(hd_engine_chat(e, &in, &a, &start));
+    assert_true(start.in_reasoning);
     hd_buf_clear(&out);
     hd_engine_detokenize(e, a.id, a.n, true, &out);
     assert_string_equal(out.ptr,
                         "<｜begin▁of▁sentence｜>Be brief.<｜User｜>Hello!<｜Assistant｜><think>");
+    hd_engine_free_ids(&a);
+    assert_ok(hd_engine_fim(e, hd_str_of("a"), hd_str_of("b"), &a));
+    hd_buf_clear(&out);
+    hd_engine_detokenize(e, a.id, a.n, true, &out);
+    assert_string_equal(out.ptr,
+                        "<｜begin▁of▁sentence｜><｜fim▁begin｜>a<｜fim▁hole｜>b<｜fim▁end｜>");
     hd_engine_free_ids(&a);
     hd_buf_fini(&out);
     engine_close(e);

@@ -36,7 +36,7 @@ static void chat_defaults(void **state) {
     (void)state;
     assert_int_equal(parse(HD_API_CHAT, "{" MESSAGES "}"), HD_OK);
     assert_int_equal(q.n_message, 1);
-    assert_int_equal(q.message[0].role, HD_CHAT_USER);
+    assert_int_equal(q.message[0].role, HD_ROLE_USER);
     assert_true(hd_str_eq_c(q.message[0].content, "hi"));
     assert_int_equal(q.n, 1);
     assert_int_equal(q.max_tokens, 0);
@@ -75,11 +75,11 @@ static void every_chat_field(void **state) {
         "\"none\",\"functions\":null,\"parallel_tool_calls\":true,\"store\":false,\"unknown\":{}}";
     assert_int_equal(parse(HD_API_CHAT, body), HD_OK);
     assert_int_equal(q.n_message, 5);
-    assert_int_equal(q.message[0].role, HD_CHAT_SYSTEM);
+    assert_int_equal(q.message[0].role, HD_ROLE_SYSTEM);
     assert_true(hd_str_eq_c(q.message[0].content, "a\nb"));
-    assert_int_equal(q.message[2].role, HD_CHAT_ASSISTANT);
+    assert_int_equal(q.message[2].role, HD_ROLE_ASSISTANT);
     assert_int_equal(q.message[2].content.len, 0);
-    assert_int_equal(q.message[3].role, HD_CHAT_TOOL);
+    assert_int_equal(q.message[3].role, HD_ROLE_TOOL);
     assert_true(q.continue_final);
     assert_int_equal(q.max_tokens, 7);
     assert_int_equal(q.min_tokens, 2);

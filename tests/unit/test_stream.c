@@ -48,7 +48,7 @@ struct text {
     size_t n_out; /* bytes of the output that were decided: all, or up to a stop */
 };
 
-static void append(struct text *x, hd_stream_out o) {
+static void append(struct text *x, hd_text_out o) {
     assert_true(hd_utf8_is_valid(o.reasoning.ptr, o.reasoning.len));
     assert_true(hd_utf8_is_valid(o.content.ptr, o.content.len));
     if (x->stopped) assert_int_equal(o.reasoning.len + o.content.len, 0);
@@ -110,8 +110,8 @@ static size_t find_marker(const struct whole *x, size_t from, const char *marker
     return x->n;
 }
 
-static void compute(const hd_tokenizer *t, const hd_stream_options *o, const int32_t *ids, size_t n,
-                    struct text *x) {
+static void compute(const hd_tokenizer *t, const hd_text_stream_options *o, const int32_t *ids,
+                    size_t n, struct text *x) {
     static struct whole raw, all;
     char part[text_max]; /* r, c, m */
     int32_t open = hd_tokenizer_find(t, hd_str_of("<think>"));
@@ -142,13 +142,13 @@ static void compute(const hd_tokenizer *t, const hd_stream_options *o, const int
     *x = (struct text){.stop_ix = -1};
     for (size_t end = 1; end <= all.n && !x->stopped; end++) {
         size_t longest = 0;
-        for (size_t k = 0; k < o->n_stop; k++) {
+        for (int k = 0; k < o->n_stop; k++) {
             hd_str s = o->stop[k];
             if (s.len > end || s.len <= longest) continue;
             if (memcmp(all.byte + end - s.len, s.ptr, s.len) != 0) continue;
             longest = s.len;
             x->stopped = true;
-            x->stop_ix = (int)k;
+            x->stop_ix = k;
         }
         if (longest) cut = o->include_stop ? end : end - longest;
     }
@@ -203,19 +203,19 @@ static void equals_the_computation(void **state) {
         const hd_tokenizer *t = round & 1 ? with_ids : without_ids;
         int32_t id[n_piece_max];
         hd_str chosen[4];
-        hd_stream_options o = {.in_reasoning = random_below(2),
-                               .split_reasoning = random_below(4) != 0,
-                               .keep_special = random_below(2),
-                               .include_stop = random_below(3) == 0,
-                               .stop = chosen,
-                               .n_stop = random_below(5)};
-        for (size_t i = 0; i < o.n_stop; i++)
+        hd_text_stream_options o = {.in_reasoning = random_below(2),
+                                    .split_reasoning = random_below(4) != 0,
+                                    .keep_special = random_below(2),
+                                    .include_stop = random_below(3) == 0,
+                                    .stop = chosen,
+                                    .n_stop = (int)random_below(5)};
+        for (int i = 0; i < o.n_stop; i++)
             chosen[i] = hd_str_of(stop[random_below(HD_COUNT_OF(stop))]);
         size_t n = random_tokens(t, id);
         id[n] = byte_token(t, 'z');
         compute(t, &o, id, n, &want);
         hd_stream *s;
-        assert_ok(hd_stream_new(t, &o, &s));
+        assert_ok(hd_stream_new(t, NULL, &o, &s));
         feed_all(s, id, n, &found);
         if (n == 0) found.stopped = want.stopped;
         if (strcmp(found.reasoning, want.reasoning) != 0 ||
@@ -235,13 +235,13 @@ static void equals_the_computation(void **state) {
 
 /* ---- single behaviours ---- */
 
-static hd_stream *stream(const hd_tokenizer *t, hd_stream_options o) {
+static hd_stream *stream(const hd_tokenizer *t, hd_text_stream_options o) {
     hd_stream *s;
-    assert_ok(hd_stream_new(t, &o, &s));
+    assert_ok(hd_stream_new(t, NULL, &o, &s));
     return s;
 }
 
-static hd_stream_out feed(hd_stream *s, const hd_tokenizer *t, const char *token) {
+static hd_text_out feed(hd_stream *s, const hd_tokenizer *t, const char *token) {
     int32_t id = hd_tokenizer_find(t, hd_str_of(token));
     assert_true(id >= 0);
     return hd_stream_feed(s, id);
@@ -249,7 +249,7 @@ static hd_stream_out feed(hd_stream *s, const hd_tokenizer *t, const char *token
 
 #define SHOWS(out, r, c)                                                                           \
     do {                                                                                           \
-        hd_stream_out o_ = (out);                                                                  \
+        hd_text_out o_ = (out);                                                                    \
         assert_int_equal(o_.reasoning.len, strlen(r));                                             \
         assert_memory_equal(o_.reasoning.ptr, r, strlen(r));                                       \
         assert_int_equal(o_.content.len, strlen(c));                                               \
@@ -261,7 +261,7 @@ static void nothing_is_held_needlessly(void **state) {
     (void)state;
     hd_str stop = hd_str_of("abc");
     hd_stream *s = stream(
-        with_ids, (hd_stream_options){
+        with_ids, (hd_text_stream_options){
                       .split_reasoning = true, .in_reasoning = true, .stop = &stop, .n_stop = 1});
     SHOWS(feed(s, with_ids, "x"), "x", "");
     SHOWS(feed(s, with_ids, "<"), "<", ""); /* the marker is a token: no text can become it */
@@ -279,7 +279,8 @@ static void nothing_is_held_needlessly(void **state) {
     SHOWS(hd_stream_end(s), "", "");
     hd_stream_free(s);
 
-    s = stream(without_ids, (hd_stream_options){.split_reasoning = true, .in_reasoning = true});
+    s = stream(without_ids,
+               (hd_text_stream_options){.split_reasoning = true, .in_reasoning = true});
     SHOWS(feed(s, without_ids, "<"), "", "");
     SHOWS(feed(s, without_ids, "/"), "", "");
     SHOWS(feed(s, without_ids, "x"), "</x", "");
@@ -290,7 +291,7 @@ static void nothing_is_held_needlessly(void **state) {
 
 static void special_tokens_are_hidden(void **state) {
     (void)state;
-    hd_stream *s = stream(with_ids, (hd_stream_options){0});
+    hd_stream *s = stream(with_ids, (hd_text_stream_options){0});
     SHOWS(feed(s, with_ids, "\xE4"), "", "");
     SHOWS(feed(s, with_ids, "<｜end▁of▁sentence｜>"), "", "");
     SHOWS(feed(s, with_ids, "\xB8"), "", "");
@@ -301,7 +302,7 @@ static void special_tokens_are_hidden(void **state) {
     SHOWS(feed(s, with_ids, "\xE4"), "", "");
     SHOWS(hd_stream_end(s), "", "\uFFFD");
     hd_stream_free(s);
-    s = stream(with_ids, (hd_stream_options){.keep_special = true});
+    s = stream(with_ids, (hd_text_stream_options){.keep_special = true});
     SHOWS(feed(s, with_ids, "\xE4"), "", "");
     SHOWS(feed(s, with_ids, "<｜end▁of▁sentence｜>"), "", "\uFFFD<｜end▁of▁sentence｜>");
     hd_stream_free(s);
@@ -309,7 +310,7 @@ static void special_tokens_are_hidden(void **state) {
 
 static void an_output_may_open_its_own_reasoning(void **state) {
     (void)state;
-    hd_stream *s = stream(with_ids, (hd_stream_options){.split_reasoning = true});
+    hd_stream *s = stream(with_ids, (hd_text_stream_options){.split_reasoning = true});
     assert_false(hd_stream_in_reasoning(s));
     SHOWS(feed(s, with_ids, "<think>"), "", "");
     assert_true(hd_stream_in_reasoning(s));
@@ -318,7 +319,7 @@ static void an_output_may_open_its_own_reasoning(void **state) {
     SHOWS(feed(s, with_ids, "</think>"), "", "");
     SHOWS(feed(s, with_ids, "<think>"), "", "<think>"); /* later ones are text */
     hd_stream_free(s);
-    s = stream(with_ids, (hd_stream_options){.split_reasoning = true});
+    s = stream(with_ids, (hd_text_stream_options){.split_reasoning = true});
     SHOWS(feed(s, with_ids, "</think>"), "", "</think>"); /* closes nothing */
     hd_stream_free(s);
 }
@@ -330,17 +331,17 @@ static void stops_are_checked(void **state) {
     hd_stream *s;
     memset(big, 'a', sizeof big);
     for (size_t i = 0; i < HD_COUNT_OF(stop); i++) stop[i] = hd_str_of("x");
-    hd_stream_options o = {.stop = stop, .n_stop = HD_COUNT_OF(stop)};
-    assert_int_equal(hd_stream_new(with_ids, &o, &s), HD_E_INVALID);
+    hd_text_stream_options o = {.stop = stop, .n_stop = HD_COUNT_OF(stop)};
+    assert_int_equal(hd_stream_new(with_ids, NULL, &o, &s), HD_E_INVALID);
     assert_null(s);
     o.n_stop = 3;
     stop[2] = (hd_str){"", 0};
-    assert_int_equal(hd_stream_new(with_ids, &o, &s), HD_E_INVALID);
+    assert_int_equal(hd_stream_new(with_ids, NULL, &o, &s), HD_E_INVALID);
     assert_string_equal(hd_error_text(), "stop string 2 has 0 bytes, expected 1..1024");
     stop[2] = (hd_str){big, sizeof big};
-    assert_int_equal(hd_stream_new(with_ids, &o, &s), HD_E_INVALID);
+    assert_int_equal(hd_stream_new(with_ids, NULL, &o, &s), HD_E_INVALID);
     stop[2] = hd_str_of("a\xFF");
-    assert_int_equal(hd_stream_new(with_ids, &o, &s), HD_E_INVALID);
+    assert_int_equal(hd_stream_new(with_ids, NULL, &o, &s), HD_E_INVALID);
     assert_string_equal(hd_error_text(), "stop string 2 is not valid UTF-8");
     hd_stream_free(NULL);
 }
@@ -352,14 +353,14 @@ static void long_stop_strings(void **state) {
     memset(big, 'a', sizeof big);
     big[sizeof big - 1] = 'b';
     hd_str stop = {big, sizeof big};
-    hd_stream *s = stream(with_ids, (hd_stream_options){.stop = &stop, .n_stop = 1});
+    hd_stream *s = stream(with_ids, (hd_text_stream_options){.stop = &stop, .n_stop = 1});
     size_t n_shown = 0;
     for (int i = 0; i < 5000; i++) {
-        hd_stream_out o = feed(s, with_ids, "a");
+        hd_text_out o = feed(s, with_ids, "a");
         n_shown += o.content.len;
         assert_int_equal(n_shown, i + 1 < 1023 ? 0 : i + 1 - 1023);
     }
-    hd_stream_out o = feed(s, with_ids, "b");
+    hd_text_out o = feed(s, with_ids, "b");
     assert_true(o.stopped);
     assert_int_equal(o.stop_ix, 0);
     assert_int_equal(n_shown + o.content.len, 5001 - sizeof big);
@@ -371,8 +372,8 @@ static void stops_after_min_tokens(void **state) {
     (void)state;
     hd_str stop = hd_str_of("ab");
     for (int min = -1; min < 5; min++) {
-        hd_stream *s =
-            stream(with_ids, (hd_stream_options){.min_tokens = min, .stop = &stop, .n_stop = 1});
+        hd_stream *s = stream(
+            with_ids, (hd_text_stream_options){.min_tokens = min, .stop = &stop, .n_stop = 1});
         struct text x;
         const int32_t ab[] = {byte_token(with_ids, 'a'), byte_token(with_ids, 'b'),
                               byte_token(with_ids, 'a'), byte_token(with_ids, 'b')};
@@ -394,7 +395,7 @@ static void any_grouping(void **state) {
     hd_str stop = hd_str_of("STOP");
     for (size_t k = 0; k < HD_COUNT_OF(text); k++) {
         for (int mode = 0; mode < 4; mode++) {
-            hd_stream_options o = {
+            hd_text_stream_options o = {
                 .in_reasoning = mode & 1, .split_reasoning = mode & 2, .stop = &stop, .n_stop = 1};
             size_t len = strlen(text[k]);
             for (size_t cut = 0; cut <= len; cut++) { /* merged up to cut, single bytes after */

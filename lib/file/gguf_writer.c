@@ -141,7 +141,8 @@ static uint64_t aligned(uint64_t n) {
 
 void hd_gguf_declare(hd_gguf_writer *w, const char *name, enum hd_format f, int n_dim,
                      const int64_t *ne) {
-    HD_ASSERT(n_dim >= 0 && n_dim <= 4 && strlen(name) <= HD_GGUF_NAME_BYTES_MAX);
+    HD_ASSERT(hd_format_is_gguf(f) && n_dim >= 0 && n_dim <= 4 &&
+              strlen(name) <= HD_GGUF_NAME_BYTES_MAX);
     uint64_t n = 1;
     claim(w, 't', hd_str_of(name));
     put_str(&w->table, hd_str_of(name));

@@ -153,6 +153,7 @@ static const char *known_names(char *text, size_t room) {
     size_t n = 0;
     text[0] = 0;
     for (int f = 0; f < HD_FORMAT_COUNT; f++) {
+        if (formats[f].gguf_id < 0) continue;
         const char *sep = f ? ", " : "";
         size_t want = strlen(sep) + strlen(formats[f].name);
         if (n + want >= room) break;
@@ -165,7 +166,7 @@ static const char *known_names(char *text, size_t room) {
 
 hd_status hd_format_by_name(const char *name, enum hd_format *out) {
     for (int f = 0; f < HD_FORMAT_COUNT; f++)
-        if (strcasecmp(name, formats[f].name) == 0) {
+        if (formats[f].gguf_id >= 0 && strcasecmp(name, formats[f].name) == 0) {
             *out = (enum hd_format)f;
             return HD_OK;
         }
@@ -176,7 +177,7 @@ hd_status hd_format_by_name(const char *name, enum hd_format *out) {
 
 hd_status hd_format_by_gguf_id(uint32_t id, enum hd_format *out) {
     for (int f = 0; f < HD_FORMAT_COUNT; f++)
-        if ((uint32_t)formats[f].gguf_id == id) {
+        if (formats[f].gguf_id >= 0 && (uint32_t)formats[f].gguf_id == id) {
             *out = (enum hd_format)f;
             return HD_OK;
         }

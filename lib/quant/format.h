@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,7 +21,7 @@ enum hd_format {
 typedef struct hd_format_info {
     const char *name;
     const char *safetensors_name; /* "" when safetensors has no such dtype */
-    int gguf_id;
+    int gguf_id;                  /* negative: GGUF has no such type */
     int block_elems, block_bytes;
     /* n is a multiple of block_elems. Sources and targets may be unaligned. */
     void (*decode)(const void *src, float *dst, size_t n);
@@ -31,7 +32,9 @@ typedef struct hd_format_info {
 
 /* Never NULL for a valid format; asserts otherwise. */
 const hd_format_info *hd_format_get(enum hd_format f);
-/* HD_E_UNSUPPORTED with the known names when there is none of that name (any case) or id. */
+static inline bool hd_format_is_gguf(enum hd_format f) { return hd_format_get(f)->gguf_id >= 0; }
+/* Of GGUF's formats. HD_E_UNSUPPORTED with the known names when there is none of that name (any
+ * case) or id. */
 HD_MUST_CHECK hd_status hd_format_by_name(const char *name, enum hd_format *out);
 HD_MUST_CHECK hd_status hd_format_by_gguf_id(uint32_t id, enum hd_format *out);
 
@@ -42,5 +45,6 @@ float hd_f16_to_f32(uint16_t h);
 uint16_t hd_f32_to_f16(float f); /* round to nearest even */
 float hd_bf16_to_f32(uint16_t h);
 uint16_t hd_f32_to_bf16(float f); /* round to nearest even; NaN stays NaN */
+float hd_e4m3_to_f32(uint8_t b);  /* 0x7F and 0xFF are NaN */
 
 #endif

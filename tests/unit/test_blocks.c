@@ -144,6 +144,19 @@ static void literal_iq4_xs(const u8 *p, float *y) {
     }
 }
 
+static float literal_e4m3(u8 b) {
+    int e = b >> 3 & 15, m = b & 7;
+    float v = e ? ldexpf(1 + (float)m / 8, e - 7) : ldexpf((float)m / 8, -6);
+    if ((b & 127) == 127) v = NAN;
+    return b & 128 ? -v : v;
+}
+
+static void literal_f8(const u8 *p, float *y) {
+    float scale;
+    memcpy(&scale, p, 4);
+    for (int i = 0; i < 128; i++) y[i] = scale * literal_e4m3(p[4 + i]);
+}
+
 static void literal(enum hd_format f, const u8 *p, float *y) {
     switch (f) {
     case HD_Q2_K:
@@ -152,6 +165,7 @@ static void literal(enum hd_format f, const u8 *p, float *y) {
     case HD_Q5_K: literal_q45(f, p, y); break;
     case HD_Q6_K: literal_q6(p, y); break;
     case HD_IQ4_XS: literal_iq4_xs(p, y); break;
+    case HD_F8_B128: literal_f8(p, y); break;
     default: literal_small(f, p, y);
     }
 }
@@ -160,9 +174,9 @@ static const struct {
     enum hd_format f;
     double rms; /* relative error of Gaussian data that the encoder must stay below */
 } cases[] = {
-    {HD_Q4_0, .095},   {HD_Q4_1, .085}, {HD_Q5_0, .048}, {HD_Q5_1, .042},
-    {HD_IQ4_NL, .085}, {HD_MXFP4, .15}, {HD_Q2_K, .34},  {HD_Q3_K, .19},
-    {HD_Q4_K, .085},   {HD_Q5_K, .043}, {HD_Q6_K, .021}, {HD_IQ4_XS, .085},
+    {HD_Q4_0, .095}, {HD_Q4_1, .085},   {HD_Q5_0, .048},   {HD_Q5_1, .042}, {HD_IQ4_NL, .085},
+    {HD_MXFP4, .15}, {HD_Q2_K, .34},    {HD_Q3_K, .19},    {HD_Q4_K, .085}, {HD_Q5_K, .043},
+    {HD_Q6_K, .021}, {HD_IQ4_XS, .085}, {HD_F8_B128, .03},
 };
 
 static void decoders_follow_the_layout(void **state) {

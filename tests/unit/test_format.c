@@ -152,6 +152,70 @@ static void q8_0_error_is_small(void **state) {
     assert_true(rms > 0.002 && rms < 0.008);
 }
 
+static float e4m3_meaning(int b) {
+    int e = b >> 3 & 15, m = b & 7;
+    float v = e ? ldexpf(8 + (float)m, e - 10) : ldexpf((float)m, -9);
+    return b & 0x80 ? -v : v;
+}
+
+static unsigned char e4m3_of(float x) {
+    unsigned char b;
+    hd_format_get(HD_F8_E4M3)->encode(&x, &b, 1);
+    return b;
+}
+
+static void every_e4m3_decodes_and_returns(void **state) {
+    (void)state;
+    for (int b = 0; b < 256; b++) {
+        float f = hd_e4m3_to_f32((uint8_t)b);
+        assert_int_equal(e4m3_of(f), b);
+        if ((b & 0x7F) == 0x7F) {
+            assert_true(isnan(f));
+            continue;
+        }
+        assert_true(f == e4m3_meaning(b));
+        if ((b & 0x7F) == 0x7E) continue;
+        float next = e4m3_meaning(b + 1), mid = (f + next) / 2; /* exact */
+        assert_int_equal(e4m3_of(mid), b + b % 2);
+        assert_int_equal(e4m3_of(nextafterf(mid, f)), b);
+        assert_int_equal(e4m3_of(nextafterf(mid, next)), b + 1);
+    }
+    assert_true(hd_e4m3_to_f32(0x7E) == 448 && hd_e4m3_to_f32(1) == 0x1p-9f);
+    assert_int_equal(e4m3_of(1e9f), 0x7E);
+    assert_int_equal(e4m3_of(-INFINITY), 0xFE);
+}
+
+static void e8m0_is_a_power_of_two(void **state) {
+    (void)state;
+    const hd_format_info *i = hd_format_get(HD_F8_E8M0);
+    for (int b = 0; b < 255; b++) {
+        unsigned char byte = (unsigned char)b, back;
+        float f;
+        i->decode(&byte, &f, 1);
+        assert_true((double)f == ldexp(1, b - 127));
+        i->encode(&f, &back, 1);
+        assert_int_equal(back, b);
+    }
+    float f = 5;
+    unsigned char b;
+    i->encode(&f, &b, 1);
+    assert_int_equal(b, 127 + 3); /* up */
+    b = 0xFF;
+    i->decode(&b, &f, 1);
+    assert_true(isnan(f));
+}
+
+/* What GGUF has no type for is found by no name and no id of it. */
+static void formats_of_memory_are_not_gguf(void **state) {
+    (void)state;
+    enum hd_format f;
+    assert_int_equal(hd_format_by_name("F8_B128", &f), HD_E_UNSUPPORTED);
+    assert_null(strstr(hd_error_text(), "F8_E4M3"));
+    for (uint32_t id = 0; id < 10; id++)
+        assert_int_equal(hd_format_by_gguf_id((uint32_t)-1 - id, &f), HD_E_UNSUPPORTED);
+    assert_true(hd_format_is_gguf(HD_MXFP4) && !hd_format_is_gguf(HD_F8_B128));
+}
+
 static void unaligned_bytes_are_fine(void **state) {
     (void)state;
     enum { n = 256 };
@@ -197,6 +261,9 @@ int main(void) {
         cmocka_unit_test(q8_0_uses_the_unrounded_scale),
         cmocka_unit_test(q8_0_survives_odd_input),
         cmocka_unit_test(q8_0_error_is_small),
+        cmocka_unit_test(every_e4m3_decodes_and_returns),
+        cmocka_unit_test(e8m0_is_a_power_of_two),
+        cmocka_unit_test(formats_of_memory_are_not_gguf),
         cmocka_unit_test(unaligned_bytes_are_fine),
         cmocka_unit_test(names_and_ids),
     };

@@ -155,7 +155,7 @@ static void print_tensors(const struct job *j) {
         const hd_file_tensor *t = hd_checkpoint_at(j->c, i);
         char shape[96];
         hd_shape_text(j->c, t->ne, t->n_dim, shape);
-        printf("%-58s %-6s %-22s %12llu%s\n", t->name, hd_format_get(t->format)->name, shape,
+        printf("%-58s %-6s %-22s %12llu%s\n", t->name, t->type, shape,
                (unsigned long long)t->n_byte, is_unused(j, i) ? "  (not used)" : "");
     }
 }
@@ -313,7 +313,7 @@ static void put_tensors(hd_json *w, const struct job *j) {
         const hd_file_tensor *t = hd_checkpoint_at(j->c, i);
         hd_json_object(w);
         put_str(w, "name", t->name);
-        put_str(w, "format", hd_format_get(t->format)->name);
+        put_str(w, "format", t->type);
         hd_json_key(w, "ne");
         hd_json_array(w);
         for (int d = 0; d < t->n_dim; d++) hd_json_int(w, t->ne[d]);

@@ -32,7 +32,7 @@ static void describe_weights(hd_engine *e) {
     for (size_t i = 0; i < hd_checkpoint_count(e->checkpoint); i++) {
         const hd_file_tensor *t = hd_checkpoint_at(e->checkpoint, i);
         int64_t n = t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3];
-        n_of[t->format] += n;
+        if (t->format < HD_FORMAT_COUNT) n_of[t->format] += n;
         e->info.n_param += n;
     }
     for (int f = 0; f < HD_FORMAT_COUNT; f++)

@@ -69,8 +69,12 @@ hd_status hd_checkpoint_add(hd_checkpoint *c, hd_str name, const hd_file_tensor 
     return HD_OK;
 }
 
-hd_status hd_tensor_bytes(const hd_file_tensor *t, hd_str name, uint64_t *n_byte) {
-    const hd_format_info *f = hd_format_get(t->format);
+hd_file_type hd_file_type_of(enum hd_format f) {
+    const hd_format_info *i = hd_format_get(f);
+    return (hd_file_type){i->name, f, i->block_elems, i->block_bytes};
+}
+
+hd_status hd_tensor_set_type(hd_file_tensor *t, hd_str name, const hd_file_type *f) {
     uint64_t n = 1;
     bool is_zero = false;
     for (int d = 0; d < t->n_dim; d++) {
@@ -92,7 +96,9 @@ hd_status hd_tensor_bytes(const hd_file_tensor *t, hd_str name, uint64_t *n_byte
     if (t->n_dim == 0 && f->block_elems != 1)
         return HD_FAIL(CORRUPT, "%s: tensor %s: expected a plain format for a scalar, found %s",
                        t->file, hd_show(name), f->name);
-    *n_byte = is_zero ? 0 : n / (uint64_t)f->block_elems * (uint64_t)f->block_bytes;
+    t->format = f->format;
+    t->type = f->name;
+    t->n_byte = is_zero ? 0 : n / (uint64_t)f->block_elems * (uint64_t)f->block_bytes;
     return HD_OK;
 }
 
@@ -236,9 +242,15 @@ static int by_name(const void *a, const void *b) {
 
 /* Of a tensor's description: everything but its bytes. */
 static void hash_head(XXH3_state_t *h, const hd_file_tensor *t) {
-    int64_t head[6] = {
-        hd_format_get(t->format)->gguf_id, t->n_dim, t->ne[0], t->ne[1], t->ne[2], t->ne[3]};
+    bool is_known = t->format < HD_FORMAT_COUNT;
+    int64_t head[6] = {is_known ? hd_format_get(t->format)->gguf_id : INT64_MIN,
+                       t->n_dim,
+                       t->ne[0],
+                       t->ne[1],
+                       t->ne[2],
+                       t->ne[3]};
     XXH3_128bits_update(h, t->name, strlen(t->name) + 1);
+    if (!is_known) XXH3_128bits_update(h, t->type, strlen(t->type) + 1);
     XXH3_128bits_update(h, head, sizeof head);
 }
 

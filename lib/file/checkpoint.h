@@ -3,7 +3,9 @@
  * Two kinds: a GGUF v3 (or v2) file, and a folder in Hugging Face's layout (config.json and
  * model.safetensors, or shards named by model.safetensors.index.json). Every count, size, name and
  * offset is checked before use: bad files give one line that names file, tensor, expected, found.
- * Names are the file's own (lib/model translates). Read-only after open; any thread. */
+ * Names are the file's own (lib/model translates). A type that hadal does not compute with is no
+ * reason to refuse a file: only a model that needs the tensor is. Read-only after open; any thread.
+ */
 #ifndef HD_FILE_CHECKPOINT_H
 #define HD_FILE_CHECKPOINT_H
 
@@ -12,7 +14,8 @@
 
 typedef struct hd_file_tensor {
     const char *name;
-    enum hd_format format;
+    enum hd_format format; /* HD_FORMAT_COUNT: a type that is listed, and not computed with */
+    const char *type;      /* as its kind of file names it */
     int n_dim;
     int64_t ne[4];    /* ne[0] is contiguous (GGUF order); unused ones are 1 */
     const void *data; /* mapped; may be unaligned in safetensors */

@@ -29,9 +29,19 @@ HD_MUST_CHECK hd_status hd_checkpoint_map(hd_checkpoint *c, const char *path, hd
  * not clean text, or already there. */
 HD_MUST_CHECK hd_status hd_checkpoint_add(hd_checkpoint *c, hd_str name, const hd_file_tensor *t);
 
-/* Bytes of a tensor of this shape; HD_E_CORRUPT when a dimension is negative, the product
- * overflows, or ne[0] is no whole number of blocks. The text begins with file and tensor. */
-HD_MUST_CHECK hd_status hd_tensor_bytes(const hd_file_tensor *t, hd_str name, uint64_t *n_byte);
+/* A type of tensors: a row of formats.def, or one that is only listed (format HD_FORMAT_COUNT). */
+typedef struct hd_file_type {
+    const char *name;
+    enum hd_format format;
+    int block_elems, block_bytes;
+} hd_file_type;
+hd_file_type hd_file_type_of(enum hd_format f);
+
+/* Sets t's format, type and bytes (its shape is set). HD_E_CORRUPT when a dimension is negative,
+ * the product overflows, or ne[0] is no whole number of blocks. The text begins with file and
+ * tensor. */
+HD_MUST_CHECK hd_status hd_tensor_set_type(hd_file_tensor *t, hd_str name,
+                                           const hd_file_type *type);
 
 /* Parses a GGUF image and adds its tensors to c. */
 HD_MUST_CHECK hd_status hd_gguf_parse(hd_checkpoint *c, const void *image, size_t n_byte,

@@ -197,25 +197,32 @@ static hd_status read_align(hd_gguf *g, const char *file) {
 
 /* ---- the tensor table ---- */
 
-/* Names of the types of GGUF that formats.def does not have, for messages. */
-static const char *type_name(uint32_t id) {
-    static const char *const names[] = {
-        [9] = "Q8_1",   [15] = "Q8_K",  [16] = "IQ2_XXS", [17] = "IQ2_XS", [18] = "IQ3_XXS",
-        [19] = "IQ1_S", [21] = "IQ3_S", [22] = "IQ2_S",   [24] = "I8",     [25] = "I16",
-        [26] = "I32",   [27] = "I64",   [28] = "F64",     [29] = "IQ1_M",  [34] = "TQ1_0",
-        [35] = "TQ2_0", [40] = "NVFP4", [41] = "Q1_0",    [42] = "Q2_0",
-    };
-    return id < HD_COUNT_OF(names) ? names[id] : NULL;
-}
+/* Types of GGUF that formats.def does not have, by their number. */
+static const hd_file_type other_types[] = {
+    [9] = {"Q8_1", HD_FORMAT_COUNT, 32, 36},      [15] = {"Q8_K", HD_FORMAT_COUNT, 256, 292},
+    [16] = {"IQ2_XXS", HD_FORMAT_COUNT, 256, 66}, [17] = {"IQ2_XS", HD_FORMAT_COUNT, 256, 74},
+    [18] = {"IQ3_XXS", HD_FORMAT_COUNT, 256, 98}, [19] = {"IQ1_S", HD_FORMAT_COUNT, 256, 50},
+    [21] = {"IQ3_S", HD_FORMAT_COUNT, 256, 110},  [22] = {"IQ2_S", HD_FORMAT_COUNT, 256, 82},
+    [24] = {"I8", HD_FORMAT_COUNT, 1, 1},         [25] = {"I16", HD_FORMAT_COUNT, 1, 2},
+    [26] = {"I32", HD_FORMAT_COUNT, 1, 4},        [27] = {"I64", HD_FORMAT_COUNT, 1, 8},
+    [28] = {"F64", HD_FORMAT_COUNT, 1, 8},        [29] = {"IQ1_M", HD_FORMAT_COUNT, 256, 56},
+    [34] = {"TQ1_0", HD_FORMAT_COUNT, 256, 54},   [35] = {"TQ2_0", HD_FORMAT_COUNT, 256, 66},
+    [40] = {"NVFP4", HD_FORMAT_COUNT, 64, 36},    [41] = {"Q1_0", HD_FORMAT_COUNT, 128, 18},
+    [42] = {"Q2_0", HD_FORMAT_COUNT, 64, 18},
+};
 
-static hd_status take_format(struct cursor *c, hd_str name, enum hd_format *out) {
+static hd_status take_type(struct cursor *c, hd_str name, hd_file_type *out) {
     uint32_t id;
+    enum hd_format f;
     HD_TRY(take_u32(c, "type of tensor", name, &id));
-    if (hd_format_by_gguf_id(id, out) == HD_OK) return HD_OK;
-    if (type_name(id))
-        return hd_fail_context(HD_E_UNSUPPORTED, "%s: tensor %s: found %s", c->file, hd_show(name),
-                               type_name(id));
-    return hd_fail_context(HD_E_CORRUPT, "%s: tensor %s: no such type", c->file, hd_show(name));
+    if (id < HD_COUNT_OF(other_types) && other_types[id].name) {
+        *out = other_types[id];
+        return HD_OK;
+    }
+    if (hd_format_by_gguf_id(id, &f) != HD_OK)
+        return hd_fail_context(HD_E_CORRUPT, "%s: tensor %s: no such type", c->file, hd_show(name));
+    *out = hd_file_type_of(f);
+    return HD_OK;
 }
 
 static hd_status take_tensor(struct cursor *c, hd_checkpoint *ck, uint64_t align,
@@ -241,13 +248,14 @@ static hd_status take_tensor(struct cursor *c, hd_checkpoint *ck, uint64_t align
                            c->file, hd_show(name), d, v);
         t.ne[d] = (int64_t)v;
     }
-    HD_TRY(take_format(c, name, &t.format));
+    hd_file_type type;
+    HD_TRY(take_type(c, name, &type));
     HD_TRY(take_u64(c, "offset of tensor", name, offset));
     if (*offset % align != 0)
         return HD_FAIL(CORRUPT,
                        "%s: tensor %s: offset: expected a multiple of %" PRIu64 ", found %" PRIu64,
                        c->file, hd_show(name), align, *offset);
-    HD_TRY(hd_tensor_bytes(&t, name, &t.n_byte));
+    HD_TRY(hd_tensor_set_type(&t, name, &type));
     return hd_checkpoint_add(ck, name, &t);
 }
 

@@ -34,8 +34,18 @@ struct reader {
 
 /* ---- one tensor's entry ---- */
 
+/* Types that no weight of a model read here has. */
+static const hd_file_type other_types[] = {
+    {"BOOL", HD_FORMAT_COUNT, 1, 1}, {"U8", HD_FORMAT_COUNT, 1, 1},
+    {"I8", HD_FORMAT_COUNT, 1, 1},   {"F8_E5M2", HD_FORMAT_COUNT, 1, 1},
+    {"F4", HD_FORMAT_COUNT, 2, 1},   {"I16", HD_FORMAT_COUNT, 1, 2},
+    {"U16", HD_FORMAT_COUNT, 1, 2},  {"I32", HD_FORMAT_COUNT, 1, 4},
+    {"U32", HD_FORMAT_COUNT, 1, 4},  {"I64", HD_FORMAT_COUNT, 1, 8},
+    {"U64", HD_FORMAT_COUNT, 1, 8},  {"F64", HD_FORMAT_COUNT, 1, 8},
+};
+
 static hd_status read_dtype(const struct reader *r, hd_str name, const json_t *v,
-                            enum hd_format *out) {
+                            hd_file_type *out) {
     if (!json_is_string(v))
         return HD_FAIL(CORRUPT, "%s: tensor %s: dtype: expected a string, found %s", r->file,
                        hd_show(name), hd_json_found(v));
@@ -44,12 +54,17 @@ static hd_status read_dtype(const struct reader *r, hd_str name, const json_t *v
         const char *st = hd_format_get((enum hd_format)f)->safetensors_name;
         if (!*st) continue;
         if (strcmp(st, json_string_value(v)) == 0) {
-            *out = (enum hd_format)f;
+            *out = hd_file_type_of((enum hd_format)f);
             return HD_OK;
         }
         size_t n = strlen(known);
         snprintf(known + n, sizeof known - n, "%s%s", n ? ", " : "", st);
     }
+    for (size_t i = 0; i < HD_COUNT_OF(other_types); i++)
+        if (strcmp(other_types[i].name, json_string_value(v)) == 0) {
+            *out = other_types[i];
+            return HD_OK;
+        }
     return HD_FAIL(UNSUPPORTED, "%s: tensor %s: dtype %s is not supported: known here: %s", r->file,
                    hd_show(name), hd_json_found(v), known);
 }
@@ -104,9 +119,10 @@ static hd_status read_tensor(struct reader *r, hd_str name, const json_t *v, boo
     span->name = name.ptr; /* lives as long as the parsed header */
     if (!is_kept) return HD_OK;
     hd_file_tensor t = {.file = r->file, .data = r->data + span->begin};
-    HD_TRY(read_dtype(r, name, json_object_get(v, "dtype"), &t.format));
+    hd_file_type type;
+    HD_TRY(read_dtype(r, name, json_object_get(v, "dtype"), &type));
     HD_TRY(read_shape(r, name, json_object_get(v, "shape"), &t));
-    HD_TRY(hd_tensor_bytes(&t, name, &t.n_byte));
+    HD_TRY(hd_tensor_set_type(&t, name, &type));
     if (span->end - span->begin != t.n_byte)
         return HD_FAIL(CORRUPT,
                        "%s: tensor %s: expected %" PRIu64 " bytes for its shape and dtype, found "

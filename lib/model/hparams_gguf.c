@@ -198,8 +198,7 @@ static hd_status read_rope_divisor(const struct source *s, hd_hparams *hp) {
     if (t->format != HD_F32 || t->n_dim != 1 || t->ne[0] != hp->n_rope / 2 ||
         t->ne[0] > HD_ROPE_PAIR_MAX)
         return HD_FAIL(CORRUPT, "%s: tensor %s: expected F32 [%d], found %s [%lld]", t->file,
-                       t->name, hp->n_rope / 2, hd_format_get(t->format)->name,
-                       (long long)t->ne[0]);
+                       t->name, hp->n_rope / 2, t->type, (long long)t->ne[0]);
     memcpy(hp->rope_divisor, t->data, (size_t)t->ne[0] * sizeof(float));
     for (int i = 0; i < hp->n_rope / 2; i++)
         if (!(hp->rope_divisor[i] >= 1e-6f && hp->rope_divisor[i] <= 1e6f))

@@ -388,6 +388,26 @@ static void alignment_is_obeyed(void **state) {
     hd_checkpoint_close(c);
 }
 
+/* A type that is not computed with is listed under its name: a model may not need the tensor. */
+static void other_types_are_listed(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t type;
+        const char *name;
+        uint64_t n, n_byte;
+    } types[] = {{16, "IQ2_XXS", 512, 132}, {26, "I32", 3, 12}, {28, "F64", 2, 16}};
+    for (size_t i = 0; i < HD_COUNT_OF(types); i++) {
+        hd_checkpoint *c;
+        one_tensor("t", 1, (uint64_t[]){types[i].n}, types[i].type, 0, types[i].n_byte);
+        assert_ok(open_image(&c));
+        const hd_file_tensor *t = hd_checkpoint_find(c, "t");
+        assert_true(t->format == HD_FORMAT_COUNT && t->n_byte == types[i].n_byte);
+        assert_string_equal(t->type, types[i].name);
+        hd_checkpoint_close(c);
+        hd_buf_clear(&image);
+    }
+}
+
 static void bad_tensors_are_refused(void **state) {
     (void)state;
     static const char name64[] = "n234567890123456789012345678901234567890123456789012345678901234";
@@ -407,8 +427,12 @@ static void bad_tensors_are_refused(void **state) {
     REFUSED(CORRUPT, "tensor t", "product");
     one_tensor("t", 1, (uint64_t[]){33}, Q8_0, 0, 68);
     REFUSED(CORRUPT, "tensor t", "multiple of 32", "found 33");
-    one_tensor("t", 1, (uint64_t[]){256}, 16, 0, 66);
-    REFUSED(UNSUPPORTED, "tensor t", "IQ2_XXS", "16", "F32, F16, ");
+    one_tensor("t", 1, (uint64_t[]){256}, 16, 0, 65);
+    REFUSED(CORRUPT, "tensor t", "66 bytes");
+    one_tensor("t", 1, (uint64_t[]){255}, 16, 0, 66);
+    REFUSED(CORRUPT, "tensor t", "IQ2_XXS", "multiple of 256");
+    one_tensor("t", 1, (uint64_t[]){256}, UINT32_MAX, 0, 144);
+    REFUSED(CORRUPT, "tensor t", "4294967295");
     one_tensor("t", 1, (uint64_t[]){256}, 4, 0, 144);
     REFUSED(CORRUPT, "tensor t", "no such type", "4");
     one_tensor("t", 1, (uint64_t[]){256}, 4711, 0, 144);
@@ -581,6 +605,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(bad_metadata_is_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(bad_alignment_is_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(alignment_is_obeyed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(other_types_are_listed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(bad_tensors_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(every_cut_is_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(split_files_are_joined, set_up, tear_down),

@@ -82,15 +82,20 @@ static void shapes_are_turned_round(void **state) {
     test_safetensors(&b,
                      "{\"w\":{\"dtype\":\"BF16\",\"shape\":[2,3],\"data_offsets\":[0,12]},"
                      "\"s\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[12,16]},"
-                     "\"none\":{\"dtype\":\"F16\",\"shape\":[0,4],\"data_offsets\":[16,16]}}  ",
+                     "\"none\":{\"dtype\":\"F16\",\"shape\":[0,4],\"data_offsets\":[16,16]},"
+                     "\"ids\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":[16,24]}}  ",
                      0);
-    hd_buf_add(&b, "abcdefghijkl\0\0\x80\x3f", 16);
+    hd_buf_add(&b, "abcdefghijkl\0\0\x80\x3fIDS0IDS1", 24);
     test_write_file(test_join(dir, "model.safetensors"), b.ptr, b.len);
     hd_buf_fini(&b);
     assert_ok(hd_checkpoint_open(dir, &c));
     assert_null(hd_checkpoint_gguf(c));
-    assert_int_equal(hd_checkpoint_count(c), 3);
-    const hd_file_tensor *t = hd_checkpoint_find(c, "w");
+    assert_int_equal(hd_checkpoint_count(c), 4);
+    const hd_file_tensor *t = hd_checkpoint_find(c, "ids"); /* listed, not computed with */
+    assert_true(t->format == HD_FORMAT_COUNT && t->n_byte == 8);
+    assert_string_equal(t->type, "I32");
+    t = hd_checkpoint_find(c, "w");
+    assert_string_equal(t->type, "BF16");
     assert_true(t->format == HD_BF16 && t->n_dim == 2 && t->ne[0] == 3 && t->ne[1] == 2);
     assert_true(t->ne[2] == 1 && t->n_byte == 12);
     assert_memory_equal(t->data, "abcdefghijkl", 12);
@@ -155,8 +160,10 @@ static void bad_tensors_are_refused(void **state) {
                    "product");
     REFUSED_HEADER("{\"a\":" T("F32", "[1,1,1,1,1]", 0, 4) "}", 4, UNSUPPORTED, "tensor a",
                    "4 dimensions", "found 5");
-    REFUSED_HEADER("{\"a\":" T("F8_E4M3", "[4]", 0, 4) "}", 4, UNSUPPORTED, "tensor a",
-                   "\"F8_E4M3\"", "F32, F16, BF16");
+    REFUSED_HEADER("{\"a\":" T("Q4_K", "[4]", 0, 4) "}", 4, UNSUPPORTED, "tensor a", "\"Q4_K\"",
+                   "F32, F16, BF16, F8_E4M3, F8_E8M0");
+    REFUSED_HEADER("{\"a\":" T("I64", "[4]", 0, 31) "}", 31, CORRUPT, "tensor a", "32 bytes", "31");
+    REFUSED_HEADER("{\"a\":" T("F4", "[5]", 0, 3) "}", 3, CORRUPT, "tensor a", "multiple of 2");
     REFUSED_HEADER("{\"a\":{\"dtype\":7,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, CORRUPT,
                    "tensor a", "dtype", "found 7");
     REFUSED_HEADER("{\"a\":" T("F32", "[2]", 0, 8) ",\"b\":" T("F32", "[1]", 4, 8) "}", 8, CORRUPT,

@@ -128,6 +128,7 @@ static bool has_shape(const hd_file_tensor *f, const int64_t ne[4]) {
 
 void hd_canon_room(hd_canon *k, hd_canon_tensor *t, int n_src) {
     t->src = hd_arena_alloc(k->arena, (size_t)n_src * sizeof(void *));
+    t->scale = hd_arena_alloc(k->arena, (size_t)n_src * sizeof *t->scale);
     t->n_src = 0;
 }
 
@@ -145,32 +146,55 @@ static hd_status find(hd_canon *k, const char *name, const int64_t ne[4],
         return HD_FAIL(CORRUPT, "%s: tensor %s: expected shape %s, found %s", f->file, name,
                        expected, found);
     }
+    if (f->format == HD_FORMAT_COUNT || f->format == HD_F8_E8M0) {
+        enum hd_format none;
+        hd_status s = hd_format_by_name(f->type, &none);
+        return hd_fail_context(s, "%s: tensor %s", f->file, name);
+    }
     k->is_used[f - hd_checkpoint_at(k->c, 0)] = true;
     *out = f;
     return HD_OK;
 }
 
-static hd_status append(hd_canon_tensor *t, const hd_file_tensor *f) {
-    if (t->n_src > 0 && f->format != t->format)
+/* scale: of f's weights, when it is scaled. */
+static hd_status append(const hd_canon *k, hd_canon_tensor *t, const hd_file_tensor *f,
+                        hd_canon_scale scale) {
+    if (t->n_src > 0 && f->format != t->src[0]->format)
         return HD_FAIL(CORRUPT, "%s: tensor %s: expected format %s like %s, found %s", f->file,
-                       f->name, hd_format_get(t->format)->name, t->src[0]->name,
-                       hd_format_get(f->format)->name);
-    t->format = f->format;
+                       f->name, t->src[0]->type, t->src[0]->name, f->type);
+    t->scale[t->n_src] = scale;
     t->src[t->n_src++] = f;
+    t->format = scale.tensor ? hd_canon_scaled_format(k, t) : f->format;
     return HD_OK;
+}
+
+/* Finds the scales of an FP8 tensor that becomes t. */
+static hd_status scale_of(hd_canon *k, const hd_canon_tensor *t, const hd_file_tensor *f,
+                          hd_canon_scale *out) {
+    *out = (hd_canon_scale){0};
+    if (f->format != HD_F8_E4M3) return HD_OK;
+    if (t->n_dim == 1)
+        return HD_FAIL(UNSUPPORTED, "%s: tensor %s: a vector: expected F32, F16 or BF16, found %s",
+                       f->file, f->name, f->type);
+    return hd_canon_find_scale(k, f, &out->tensor);
 }
 
 hd_status hd_canon_take(hd_canon *k, hd_canon_tensor *t, const char *name, const int64_t ne[4]) {
     const hd_file_tensor *f;
+    hd_canon_scale scale;
     HD_TRY(find(k, name, ne, &f));
+    if (f->format == HD_F8_E4M3 && ne[2] > 1) return hd_canon_take_rows(k, t, name, ne[1], 0);
+    HD_TRY(scale_of(k, t, f, &scale));
     if (!t->src) hd_canon_room(k, t, 1);
-    return append(t, f);
+    return append(k, t, f, scale);
 }
 
 hd_status hd_canon_take_rows(hd_canon *k, hd_canon_tensor *t, const char *name, int64_t n_all,
                              int64_t row0) {
     const hd_file_tensor *f;
+    hd_canon_scale scale;
     HD_TRY(find(k, name, (int64_t[]){t->ne[0], n_all, t->ne[2], 1}, &f));
+    HD_TRY(scale_of(k, t, f, &scale));
     t->kind = HD_CANON_STACK;
     hd_canon_room(k, t, (int)t->ne[2]);
     size_t row_bytes = hd_format_bytes(f->format, (size_t)t->ne[0]);
@@ -182,7 +206,10 @@ hd_status hd_canon_take_rows(hd_canon *k, hd_canon_tensor *t, const char *name, 
         view->ne[2] = 1;
         view->data = (const char *)f->data + (size_t)(m * n_all + row0) * row_bytes;
         view->n_byte = (uint64_t)t->ne[1] * row_bytes;
-        HD_TRY(append(t, view));
+        scale.row0 = f->ne[2] == 1 ? m * n_all + row0 : row0; /* a flat stack has one grid */
+        if (scale.tensor && f->ne[2] > 1)
+            scale.first = m * scale.tensor->ne[0] * scale.tensor->ne[1];
+        HD_TRY(append(k, t, view, scale));
     }
     return HD_OK;
 }
@@ -191,10 +218,11 @@ hd_status hd_canon_take_kv_b(hd_canon *k, hd_canon_tensor *t, const char *name,
                              enum hd_canon_role role) {
     const hd_hparams *hp = k->hp;
     int64_t n_out = (int64_t)hp->n_head * (hp->n_nope + hp->n_v);
-    HD_TRY(hd_canon_take(k, t, name, (int64_t[]){hp->n_c, n_out, 1, 1}));
     t->kind = role == HD_ROLE_K_B ? HD_CANON_K_B : HD_CANON_V_B;
+    HD_TRY(hd_canon_take(k, t, name, (int64_t[]){hp->n_c, n_out, 1, 1}));
     /* Blocks run along rows, so a transposed quantised matrix can only be handed out decoded. */
-    if (role == HD_ROLE_K_B && hd_format_get(t->format)->block_elems > 1) t->format = HD_F32;
+    if (role == HD_ROLE_K_B && !hd_canon_is_scaled(t) && hd_format_get(t->format)->block_elems > 1)
+        t->format = HD_F32;
     return HD_OK;
 }
 
@@ -202,6 +230,7 @@ void hd_canon_make_rope_divisor(hd_canon *k, hd_canon_tensor *t) {
     hd_file_tensor *made = hd_arena_alloc(k->arena, sizeof *made);
     *made = (hd_file_tensor){.name = t->name,
                              .format = HD_F32,
+                             .type = "F32",
                              .n_dim = 1,
                              .data = k->hp->rope_divisor,
                              .n_byte = (uint64_t)t->ne[0] * sizeof(float),
@@ -209,6 +238,7 @@ void hd_canon_make_rope_divisor(hd_canon *k, hd_canon_tensor *t) {
     memcpy(made->ne, t->ne, sizeof made->ne);
     hd_canon_room(k, t, 1);
     t->format = HD_F32;
+    t->scale[0] = (hd_canon_scale){0};
     t->src[t->n_src++] = made;
 }
 
@@ -383,36 +413,48 @@ static void transpose_head(const hd_canon *k, const hd_canon_tensor *t, const ch
 }
 
 /* Where row `row` of the pairs lies: of the rotated rows, 2i+s is s*n/2+i of the halves. */
-static size_t unpaired_row(const hd_canon *k, const hd_canon_tensor *t, size_t row) {
-    size_t n = (size_t)k->hp->n_rope, in_group = row % (size_t)t->pair_group,
-           first = (size_t)t->pair_at;
-    if (in_group < first || in_group >= first + n) return row;
-    size_t i = in_group - first;
-    return row - i + i % 2 * (n / 2) + i / 2;
+static int64_t unpaired_row(const hd_canon *k, const hd_canon_tensor *t, int64_t row) {
+    int64_t n = k->hp->n_rope, i = row % t->pair_group - t->pair_at;
+    return i < 0 || i >= n ? row : row - i + i % 2 * (n / 2) + i / 2;
+}
+
+int64_t hd_canon_source_row(const hd_canon *k, const hd_canon_tensor *t, int ix, int64_t row) {
+    int64_t head = (int64_t)ix * (k->hp->n_nope + k->hp->n_v);
+    switch (t->kind) {
+    case HD_CANON_PAIRS: return unpaired_row(k, t, row);
+    case HD_CANON_K_B: return head + row;
+    case HD_CANON_V_B: return head + k->hp->n_nope + row;
+    case HD_CANON_STACK: return row;
+    default: return ix * t->ne[1] + row;
+    }
 }
 
 static void pair_rows(const hd_canon *k, const hd_canon_tensor *t, char *out) {
     size_t row_bytes = hd_format_bytes(t->format, (size_t)t->ne[0]);
-    for (size_t row = 0; row < (size_t)t->ne[1]; row++) {
-        size_t from = unpaired_row(k, t, row);
-        memcpy(out + row * row_bytes, (const char *)t->src[0]->data + from * row_bytes, row_bytes);
-    }
+    const char *data = t->src[0]->data;
+    for (int64_t row = 0; row < t->ne[1]; row++)
+        memcpy(out + (size_t)row * row_bytes, data + (size_t)unpaired_row(k, t, row) * row_bytes,
+               row_bytes);
+}
+
+bool hd_canon_is_copied(const hd_canon_tensor *t) {
+    return t->kind == HD_CANON_K_B || t->kind == HD_CANON_PAIRS || hd_canon_is_scaled(t);
 }
 
 const void *hd_canon_matrix(const hd_canon *k, const hd_canon_tensor *t, int ix, void *scratch) {
     HD_ASSERT(ix >= 0 && ix < t->ne[2]);
-    if (t->kind == HD_CANON_STACK) return t->src[ix]->data;
+    if (hd_canon_is_scaled(t)) {
+        hd_canon_scaled_matrix(k, t, ix, scratch);
+        return scratch;
+    }
     if (t->kind == HD_CANON_PAIRS) {
         pair_rows(k, t, scratch);
         return scratch;
     }
-    const char *data = t->src[0]->data;
-    if (t->kind == HD_CANON_PLAIN)
-        return data + (size_t)ix * hd_format_bytes(t->format, (size_t)(t->ne[0] * t->ne[1]));
-    const hd_hparams *hp = k->hp;
-    size_t row_bytes = hd_format_bytes(t->src[0]->format, (size_t)hp->n_c);
-    const char *head = data + (size_t)ix * (size_t)(hp->n_nope + hp->n_v) * row_bytes;
-    if (t->kind == HD_CANON_V_B) return head + (size_t)hp->n_nope * row_bytes;
-    transpose_head(k, t, head, scratch);
+    const hd_file_tensor *f = t->src[t->kind == HD_CANON_STACK ? ix : 0];
+    size_t row_bytes = hd_format_bytes(f->format, (size_t)f->ne[0]);
+    const char *rows = (const char *)f->data + (size_t)hd_canon_source_row(k, t, ix, 0) * row_bytes;
+    if (t->kind != HD_CANON_K_B) return rows;
+    transpose_head(k, t, rows, scratch);
     return scratch;
 }

@@ -55,6 +55,22 @@ HD_MUST_CHECK hd_status hd_canon_take_rows(hd_canon *k, hd_canon_tensor *t, cons
 /* K_B and V_B from a kv_b [H*(n_nope+n_v), n_c]. */
 HD_MUST_CHECK hd_status hd_canon_take_kv_b(hd_canon *k, hd_canon_tensor *t, const char *name,
                                            enum hd_canon_role role);
+/* ---- FP8 (canon_fp8.c) ---- */
+
+static inline bool hd_canon_is_scaled(const hd_canon_tensor *t) {
+    return t->n_src > 0 && t->scale[0].tensor;
+}
+/* The scales of an F8_E4M3 tensor, marked as used: HD_E_CORRUPT when there are none or of another
+ * shape, HD_E_NUMERIC when one is no number from 0. */
+HD_MUST_CHECK hd_status hd_canon_find_scale(hd_canon *k, const hd_file_tensor *f,
+                                            const hd_file_tensor **out);
+/* The format in which a scaled tensor is handed out (its kind and shape are set). */
+enum hd_format hd_canon_scaled_format(const hd_canon *k, const hd_canon_tensor *t);
+/* Matrix ix of a scaled tensor, in its format. */
+void hd_canon_scaled_matrix(const hd_canon *k, const hd_canon_tensor *t, int ix, char *out);
+/* The row of the source that row `row` of matrix ix is (of K_B: that becomes its column). */
+int64_t hd_canon_source_row(const hd_canon *k, const hd_canon_tensor *t, int ix, int64_t row);
+
 /* rope_freqs from the hyper-parameters, for files that only say how it is computed. */
 void hd_canon_make_rope_divisor(hd_canon *k, hd_canon_tensor *t);
 

@@ -18,6 +18,7 @@ enum hd_format hd_export_format(const hd_canon_tensor *t, int wanted, char why[1
     if (t->n_dim == 1 || hd_str_ends_c(hd_str_of(t->name), "ffn_gate_inp.weight")) return HD_F32;
     /* The transposed key part of a quantised kv_b arrives decoded: quantise it again. */
     enum hd_format to = wanted == HD_EXPORT_AUTO ? t->src[0]->format : (enum hd_format)wanted;
+    if (!hd_format_is_gguf(to)) to = HD_BF16; /* FP8: four bits of each weight, and of its scale */
     if (fits(to, t->ne[0])) return to;
     snprintf(why, 128, "rows of %lld are no multiple of %d, as %s needs", (long long)t->ne[0],
              hd_format_get(to)->block_elems, hd_format_get(to)->name);
@@ -185,11 +186,11 @@ hd_status hd_export_tensor(hd_gguf_writer *w, const hd_canon *k, const hd_canon_
                            void *user) {
     size_t n_in = (size_t)t->ne[0], n = n_in * (size_t)t->ne[1];
     struct rows r = {hd_alloc(n_in * sizeof(float)), hd_alloc(hd_format_bytes(to, n_in))};
-    bool is_copied = t->kind == HD_CANON_K_B || t->kind == HD_CANON_PAIRS;
-    void *scratch = is_copied ? hd_alloc(hd_format_bytes(t->format, n)) : NULL;
+    void *scratch = hd_canon_is_copied(t) ? hd_alloc(hd_format_bytes(t->format, n)) : NULL;
     hd_status s = HD_OK;
     for (int m = 0; m < (int)t->ne[2] && s == HD_OK; m++) {
-        s = export_matrix(w, t, hd_canon_matrix(k, t, m, scratch), to, &r);
+        s = hd_canon_check(k, t, m);
+        if (s == HD_OK) s = export_matrix(w, t, hd_canon_matrix(k, t, m, scratch), to, &r);
         if (on_bytes) on_bytes(user, hd_format_bytes(to, n));
     }
     hd_free(scratch);

@@ -127,6 +127,40 @@ static hd_status refuse_partial_rotary(const struct source *s, const json_t *o) 
                   : unsupported(s, "partial_rotary_factor", "1", get(o, "partial_rotary_factor"));
 }
 
+/* quantization_config: FP8 with a scale for each block of rows and columns. How scales were rounded
+ * (scale_fmt) and how others would round activations changes nothing here: scales are read as they
+ * are, activations stay as they are. */
+static hd_status read_quantization(const struct source *s, hd_hparams *hp) {
+    const json_t *q = get(s->root, "quantization_config");
+    const char *method, *fmt;
+    hp->fp8_block[0] = hp->fp8_block[1] = 128;
+    if (!q) return HD_OK;
+    HD_TRY(get_str(s, q, "quant_method", "", &method));
+    if (strcmp(method, "fp8") != 0)
+        return HD_FAIL(UNSUPPORTED,
+                       "%s: quantization_config: quant_method: not supported: expected \"fp8\" (or "
+                       "plain weights), found %s",
+                       s->file, hd_json_found(json_object_get(q, "quant_method")));
+    HD_TRY(get_str(s, q, "fmt", "e4m3", &fmt));
+    if (strcmp(fmt, "e4m3") != 0)
+        return HD_FAIL(UNSUPPORTED,
+                       "%s: quantization_config: fmt: not supported: expected \"e4m3\", found %s",
+                       s->file, hd_json_found(get(q, "fmt")));
+    const json_t *size = get(q, "weight_block_size");
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *v = json_array_get(size, i);
+        if (json_array_size(size) != 2 || !json_is_integer(v) || json_integer_value(v) < 1 ||
+            json_integer_value(v) > 1 << 20)
+            return HD_FAIL(
+                UNSUPPORTED,
+                "%s: quantization_config: weight_block_size: expected two numbers from 1 "
+                "to 1048576 (a scale for each block), found %s",
+                s->file, hd_json_found(v ? v : size));
+        hp->fp8_block[i] = (int)json_integer_value(v);
+    }
+    return HD_OK;
+}
+
 /* Settings with one value that this program computes. */
 static hd_status refuse_features(const struct source *s, const hd_hparams *hp) {
     const char *text;
@@ -147,14 +181,7 @@ static hd_status refuse_features(const struct source *s, const hd_hparams *hp) {
     if (s->family->is_mla && n_kv != hp->n_head)
         return unsupported(s, "num_key_value_heads", "the number of attention heads",
                            get(s->root, "num_key_value_heads"));
-    HD_TRY(refuse_windows(s));
-    const json_t *quant = get(s->root, "quantization_config");
-    if (quant)
-        return HD_FAIL(UNSUPPORTED,
-                       "%s: quantization_config: not supported: expected plain weights, found "
-                       "quant_method %s",
-                       s->file, hd_json_found(json_object_get(quant, "quant_method")));
-    return HD_OK;
+    return refuse_windows(s);
 }
 
 /* As transformers reads the pair: cos and sin are scaled by the ratio of both, or by
@@ -327,6 +354,7 @@ static hd_status read_all(struct source *s, hd_hparams *hp) {
     HD_TRY(read_next(s, hp));
     HD_TRY(need_int(s, s->root, "vocab_size", &hp->n_vocab));
     HD_TRY(read_heads(s, hp));
+    HD_TRY(read_quantization(s, hp));
     HD_TRY(refuse_features(s, hp));
     HD_TRY(read_rope(s, hp));
     if (s->family->has_experts) HD_TRY(read_routing(s, hp));

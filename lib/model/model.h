@@ -41,6 +41,7 @@ typedef struct hd_hparams {
     bool expert_normalise;
     float expert_scale;
     bool is_tied;          /* the output matrix is token_embd */
+    int fp8_block[2];      /* rows and columns of FP8 weights that share a scale */
     int32_t bos, eos, pad; /* -1: none */
 } hd_hparams;
 
@@ -93,14 +94,21 @@ enum hd_canon_kind {
     HD_CANON_V_B,   /* from kv_b: per head the n_v rows */
     HD_CANON_PAIRS, /* rows of rotated halves: row 2i+s of the rotated ones from s*n_rope/2+i */
 };
+/* Where the scales of an FP8 source are: of its row r those of row row0 + r of the scaled matrix
+ * that begins at element `first` of the tensor. */
+typedef struct hd_canon_scale {
+    const hd_file_tensor *tensor; /* NULL: the source is not scaled */
+    int64_t first, row0;
+} hd_canon_scale;
 typedef struct hd_canon_tensor {
     char name[64];
     enum hd_canon_kind kind;
-    enum hd_format format; /* of hd_canon_matrix: the file's (F32 for K_B of a quantised kv_b) */
+    enum hd_format format; /* of hd_canon_matrix: the file's; of FP8 and of K_B as they say */
     int n_dim;
     int64_t ne[4];           /* GGUF order */
     int pair_group, pair_at; /* PAIRS: of each group of rows, n_rope from pair_at are rotated */
     const hd_file_tensor **src;
+    hd_canon_scale *scale; /* [n_src] */
     int n_src;
 } hd_canon_tensor;
 
@@ -121,5 +129,9 @@ bool hd_canon_is_used(const hd_canon *k, size_t checkpoint_ix);
  * mapping when it lies there as wanted, else copied into scratch (ne[0]*ne[1] elements of its
  * format). */
 const void *hd_canon_matrix(const hd_canon *k, const hd_canon_tensor *t, int ix, void *scratch);
+/* Whether hd_canon_matrix writes to scratch, whatever the matrix. */
+bool hd_canon_is_copied(const hd_canon_tensor *t);
+/* HD_E_NUMERIC when matrix `ix` of an FP8 tensor has a weight that is not a number. */
+HD_MUST_CHECK hd_status hd_canon_check(const hd_canon *k, const hd_canon_tensor *t, int ix);
 
 #endif

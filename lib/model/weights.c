@@ -34,28 +34,28 @@ static bool is_aligned(const void *p, enum hd_format f) {
 /* Pointers to the n_mat matrices of t; those that cannot be read in place go to one owned block. */
 static hd_status matrix_pointers(hd_model *m, const hd_canon_tensor *t, int n_mat, size_t n_byte,
                                  const void **mat) {
-    bool may_copy = t->kind == HD_CANON_K_B || t->kind == HD_CANON_V_B || t->kind == HD_CANON_PAIRS;
-    char *scratch = may_copy ? hd_alloc(n_byte) : NULL;
     size_t stride = (n_byte + 63) & ~(size_t)63;
     void *owned = NULL;
-    hd_status s = HD_OK;
     for (int ix = 0; ix < n_mat; ix++) {
-        const void *p = hd_canon_matrix(m->canon, t, ix, scratch);
-        if ((!scratch || p != scratch) && is_aligned(p, t->format)) {
+        bool is_copied = hd_canon_is_copied(t);
+        const void *p = is_copied ? NULL : hd_canon_matrix(m->canon, t, ix, NULL);
+        HD_TRY(hd_canon_check(m->canon, t, ix));
+        if (!is_copied && is_aligned(p, t->format)) {
             mat[ix] = p;
             continue;
         }
         if (!owned) {
-            HD_TRY_OUT(hd_alloc_large(stride * (size_t)n_mat, &owned));
+            HD_TRY(hd_alloc_large(stride * (size_t)n_mat, &owned));
             hd_model_hold(m, owned, false);
         }
         char *copy = (char *)owned + (size_t)ix * stride;
-        memcpy(copy, p, n_byte);
+        if (is_copied)
+            hd_canon_matrix(m->canon, t, ix, copy);
+        else
+            memcpy(copy, p, n_byte);
         mat[ix] = copy;
     }
-out:
-    hd_free(scratch);
-    return s;
+    return HD_OK;
 }
 
 static hd_status bind_matrix(hd_model *m, const hd_canon_tensor *t, const hd_slot *slot, int layer,

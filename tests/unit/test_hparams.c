@@ -146,6 +146,11 @@ static void other_spellings_of_config(void **state) {
     assert_true(h.yarn_mscale == 1 && h.yarn_mscale_all == 0);
     assert_ok(read_config("rope_scaling:{\"type\":\"yarn\",\"factor\":10}", &h));
     assert_int_equal(h.yarn_orig_ctx, 640);
+    assert_true(h.fp8_block[0] == 128 && h.fp8_block[1] == 128);
+    assert_ok(read_config("quantization_config:{\"quant_method\":\"fp8\",\"weight_block_size\":[64,"
+                          "32],\"scale_fmt\":\"ue8m0\"}",
+                          &h));
+    assert_true(h.fp8_block[0] == 64 && h.fp8_block[1] == 32);
     assert_ok(read_config("rope_interleave:false", &h));
     assert_true(h.has_half_rows);
     assert_ok(read_config("rope_scaling:{\"type\":\"linear\",\"factor\":4}", &h));
@@ -236,7 +241,20 @@ static void unbuilt_settings_are_refused(void **state) {
         {"attention_bias:true", "attention_bias", "true"},
         {"moe_layer_freq:2", "moe_layer_freq", "2"},
         {"num_key_value_heads:1", "num_key_value_heads", "1"},
-        {"quantization_config:{\"quant_method\":\"fp8\"}", "quantization_config", "\"fp8\""},
+        {"quantization_config:{\"quant_method\":\"fp8\"}", "weight_block_size", "nothing"},
+        {"quantization_config:{\"quant_method\":\"fp8\",\"weight_block_size\":null}",
+         "weight_block_size", "nothing"},
+        {"quantization_config:{\"quant_method\":\"fp8\",\"weight_block_size\":[128]}",
+         "weight_block_size", "128"},
+        {"quantization_config:{\"quant_method\":\"fp8\",\"weight_block_size\":[0,128]}",
+         "weight_block_size", "found 0"},
+        {"quantization_config:{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\"}", "fmt", "\"e5m2\""},
+        {"quantization_config:{\"quant_method\":\"gptq\",\"bits\":4}", "expected \"fp8\"",
+         "\"gptq\""},
+        {"quantization_config:{\"quant_method\":\"awq\"}", "quant_method", "\"awq\""},
+        {"quantization_config:{\"quant_method\":\"compressed-tensors\"}", "quant_method",
+         "\"compressed-tensors\""},
+        {"quantization_config:{\"bits\":4}", "quant_method", "nothing"},
         {"rope_scaling:{\"type\":\"longrope\",\"factor\":4}", "rope_scaling", "\"longrope\""},
         {"rope_scaling:{\"type\":\"yarn\",\"factor\":4,\"truncate\":false}", "truncate", "false"},
         {"rope_scaling:{\"type\":\"yarn\",\"factor\":1,\"attention_factor\":1.1}",

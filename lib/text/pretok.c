@@ -1,156 +1,160 @@
-/* The table of pre-tokenizers and their splitters.
- *
- * A splitter gets the rest of a word and returns the length of its first piece: a match of its
- * regular expression at the start, else the gap up to the next match. Rules are tried in the order
- * of the alternatives, as a backtracking regex engine would. */
+/* The table of pre-tokenizers, and the walk through nested splitters. */
 #include "text/pretok.h"
 
 #include "base/utf8.h"
-#include "text/unicode.h"
+#include "text/split.h"
 
 #include <stdio.h>
-
-typedef size_t (*split_fn)(const char *p, size_t n);
+#include <string.h>
 
 struct hd_pretok {
     const char *name; /* GGUF's */
     int n_split;
-    const char *pattern[HD_SPLIT_MAX]; /* as tokenizer.json writes them */
-    split_fn split[HD_SPLIT_MAX];
+    const char
+        *pattern[HD_SPLIT_MAX]; /* as tokenizer.json writes them, escapes of newlines undone */
+    hd_split_fn split[HD_SPLIT_MAX];
+    bool nfc, ignore_merges; /* what GGUF implies by the name */
 };
 
-struct ch {
-    uint32_t cp; /* bad_cp: an invalid byte */
-    unsigned cls;
-    size_t len; /* 0 at the end */
-};
+#define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define SPACES "\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+#define WIDE "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 
-enum { bad_cp = 0x7FFFFFFF };
-enum {
-    in_L = 1u << HD_UC_LETTER,
-    in_M = 1u << HD_UC_MARK,
-    in_N = 1u << HD_UC_NUMBER,
-    in_P = 1u << HD_UC_PUNCT,
-    in_S = 1u << HD_UC_SYMBOL,
-    in_space = 1u << HD_UC_SPACE
-};
-
-/* The first character of p[0..n); cls is a set of one bit. */
-static struct ch char_at(const char *p, size_t n) {
-    if (n == 0) return (struct ch){0};
-    struct ch c = {.cp = (unsigned char)p[0], .len = 1};
-    if (c.cp >= 0x80) {
-        c.len = hd_utf8_decode(p, n, &c.cp);
-        if (c.len == 0) return (struct ch){bad_cp, 1u << HD_UC_NONE, 1};
-    }
-    c.cls = 1u << hd_unicode_class_of(c.cp);
-    return c;
-}
-
-/* Length of the run of characters at p whose class is in the set. */
-static size_t class_run(const char *p, size_t n, unsigned set) {
-    size_t i = 0;
-    for (struct ch c; i < n && (c = char_at(p + i, n - i)).cls & set;) i += c.len;
-    return i;
-}
-
-static bool is_newline(char c) { return c == '\r' || c == '\n'; }
-static bool is_ascii_letter(char c) { return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); }
-
-/* \p{N}{1,3} */
-static size_t split_numbers(const char *p, size_t n) {
-    size_t i = class_run(p, n, ~(unsigned)in_N);
-    if (i > 0) return i;
-    for (int k = 0; k < 3; k++) {
-        struct ch c = char_at(p + i, n - i);
-        if (!(c.cls & in_N)) break;
-        i += c.len;
-    }
-    return i;
-}
-
-static bool is_cjk(uint32_t cp) {
-    return (cp >= 0x4E00 && cp <= 0x9FA5) || (cp >= 0x3040 && cp <= 0x30FF);
-}
-
-/* Chinese ideographs, hiragana, katakana: one or more. */
-static size_t split_cjk(const char *p, size_t n) {
-    struct ch c = char_at(p, n);
-    bool inside = is_cjk(c.cp);
-    size_t i = 0;
-    for (; i < n && is_cjk(c.cp) == inside; c = char_at(p + i, n - i)) i += c.len;
-    return i;
-}
-
-/* \s*[\r\n]+|\s+(?!\S)|\s+ at a white-space character. */
-static size_t match_space(const char *p, size_t n) {
-    size_t i = 0, last = 0, newline_end = 0;
-    for (struct ch c; i < n && (c = char_at(p + i, n - i)).cls & in_space;) {
-        last = i;
-        i += c.len;
-        if (is_newline(p[last])) newline_end = i;
-    }
-    if (newline_end > 0) return newline_end;
-    /* The last space before something else is left to it, unless it is the only one. */
-    return i == n || last == 0 ? i : last;
-}
-
-/* The length of DeepSeek-V3's third expression matched at p, or 0:
- * [!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|(spaces) */
-static size_t match_v3(const char *p, size_t n) {
-    struct ch c = char_at(p, n);
-    size_t i = c.len;
-    if (c.cp < 0x80 && (c.cls & (in_P | in_S)) && n > 1 && is_ascii_letter(p[1])) {
-        while (i < n && is_ascii_letter(p[i])) i++;
-        return i;
-    }
-    if (c.cls & (in_L | in_M)) return i + class_run(p + i, n - i, in_L | in_M);
-    if (!(c.cls & (in_P | in_S)) && !is_newline(p[0])) {
-        size_t run = class_run(p + i, n - i, in_L | in_M);
-        if (run > 0) return i + run;
-    }
-    size_t from = c.cp == ' ' ? 1 : 0;
-    size_t run = class_run(p + from, n - from, in_P | in_S);
-    if (run > 0) {
-        for (i = from + run; i < n && is_newline(p[i]);) i++;
-        return i;
-    }
-    return c.cls & in_space ? match_space(p, n) : 0;
-}
-
-static size_t split_v3(const char *p, size_t n) {
-    size_t i = 0, len = 0;
-    while (i < n && (len = match_v3(p + i, n - i)) == 0) i += char_at(p + i, n - i).len;
-    return i > 0 ? i : len;
-}
+#define CASED_LETTERS                                                                              \
+    "\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"         \
+    "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1"           \
+    "\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5"               \
+    "\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a"               \
+    "\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d"          \
+    "\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3"         \
+    "\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115"          \
+    "\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f"                 \
+    "\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3"           \
+    "\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf"               \
+    "\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f"                    \
+    "\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"         \
+    "\U000118a0-\U000118df\U0001e900-\U0001e943"
 
 static const hd_pretok rows[] = {
-    {.name = "deepseek-v3",
+    {.name = "deepseek-v3", /* V3, R1, V3.1, V3.2, V4 */
      .n_split = 3,
-     .pattern = {"\\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+",
+     .pattern = {"\\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
                  "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|"
-                 "[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|"
-                 "\\s*[\r\n]+|\\s+(?!\\S)|\\s+"},
-     .split = {split_numbers, split_cjk, split_v3}},
+                 "[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|" SPACES},
+     .split = {hd_split_numbers, hd_split_cjk_kana, hd_split_v3}},
+    {.name = "deepseek-llm", /* V1, moe-16b, V2, V2-Lite, V2.5, Coder-V2 */
+     .n_split = 6,
+     .pattern = {"[\r\n]", "\\s?[A-Za-z" CASED_LETTERS "]+",
+                 "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+", "\\s+$", WIDE,
+                 HD_PRETOK_DIGITS},
+     .split = {hd_split_newline, hd_split_cased, hd_split_marks, hd_split_trailing, hd_split_wide,
+               hd_split_digits}},
+    {.name = "deepseek-coder", /* the first Coder */
+     .n_split = 5,
+     .pattern = {"[\r\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", WIDE, HD_PRETOK_DIGITS},
+     .split = {hd_split_newline, hd_split_letters, hd_split_punctuation, hd_split_wide,
+               hd_split_digits}},
+    {.name = "qwen2", /* R1-Distill-Qwen */
+     .n_split = 1,
+     .pattern = {CONTRACTIONS "|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
+                              " ?[^\\s\\p{L}\\p{N}]+[\r\n]*|" SPACES},
+     .split = {hd_split_qwen2},
+     .nfc = true},
+    {.name = "llama-bpe", /* Llama-3, R1-Distill-Llama */
+     .n_split = 1,
+     .pattern = {CONTRACTIONS "|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|"
+                              " ?[^\\s\\p{L}\\p{N}]+[\r\n]*|" SPACES},
+     .split = {hd_split_llama3},
+     .ignore_merges = true},
 };
 
-const hd_pretok *hd_pretok_by_patterns(const hd_str *pattern, size_t n) {
-    for (size_t r = 0; r < HD_COUNT_OF(rows); r++) {
-        size_t same = 0;
-        if ((size_t)rows[r].n_split != n) continue;
-        while (same < n && hd_str_eq_c(pattern[same], rows[r].pattern[same])) same++;
-        if (same == n) return &rows[r];
+/* Further names that GGUF files have for a row. */
+static const struct {
+    const char *name, *row;
+} other_names[] = {
+    {"deepseek-r1-qwen", "qwen2"}, {"llama3", "llama-bpe"}, {"llama-v3", "llama-bpe"}};
+
+static bool hex4(hd_str s, size_t at, uint32_t *out) {
+    uint32_t v = 0;
+    if (at + 4 > s.len) return false;
+    for (size_t i = at; i < at + 4; i++) {
+        char c = s.ptr[i], low = (char)(c | 0x20);
+        if (c >= '0' && c <= '9')
+            v = v * 16 + (uint32_t)(c - '0');
+        else if (low >= 'a' && low <= 'f')
+            v = v * 16 + (uint32_t)(low - 'a' + 10);
+        else
+            return false;
     }
+    *out = v;
+    return v < 0xD800 || v > 0xDFFF;
+}
+
+/* Whether a pattern is the row's but for \r, \n and \uXXXX written as escapes. */
+static bool same_pattern(hd_str s, const char *row) {
+    size_t n = strlen(row), at = 0;
+    for (size_t i = 0; i < s.len;) {
+        char raw[4] = {s.ptr[i]};
+        size_t n_raw = 1, n_read = 1;
+        if (s.ptr[i] == '\\' && i + 1 < s.len) {
+            uint32_t cp = 0;
+            char kind = s.ptr[i + 1];
+            n_read = 2;
+            if (kind == 'u' && hex4(s, i + 2, &cp) && cp >= 0x80) {
+                n_raw = hd_utf8_encode(cp, raw);
+                n_read = 6;
+            } else if (kind == 'r' || kind == 'n') {
+                raw[0] = kind == 'r' ? '\r' : '\n';
+            } else {
+                raw[1] = kind;
+                n_raw = 2;
+            }
+        }
+        if (n - at < n_raw || memcmp(row + at, raw, n_raw) != 0) return false;
+        at += n_raw;
+        i += n_read;
+    }
+    return at == n;
+}
+
+static size_t count_same(const hd_pretok *row, const hd_str *pattern, size_t n) {
+    size_t same = 0;
+    while (same < n && same < (size_t)row->n_split &&
+           same_pattern(pattern[same], row->pattern[same]))
+        same++;
+    return same;
+}
+
+size_t hd_pretok_nearest(const hd_str *pattern, size_t n, const hd_pretok **row) {
+    size_t most = 0;
+    *row = &rows[0];
+    for (size_t r = 0; r < HD_COUNT_OF(rows); r++) {
+        size_t same = count_same(&rows[r], pattern, n);
+        if (same <= most) continue;
+        most = same;
+        *row = &rows[r];
+    }
+    return most;
+}
+
+const hd_pretok *hd_pretok_by_patterns(const hd_str *pattern, size_t n) {
+    for (size_t r = 0; r < HD_COUNT_OF(rows); r++)
+        if ((size_t)rows[r].n_split == n && count_same(&rows[r], pattern, n) == n) return &rows[r];
     return NULL;
 }
 
 const hd_pretok *hd_pretok_by_name(hd_str pre) {
+    for (size_t i = 0; i < HD_COUNT_OF(other_names); i++)
+        if (hd_str_eq_c(pre, other_names[i].name)) pre = hd_str_of(other_names[i].row);
     for (size_t r = 0; r < HD_COUNT_OF(rows); r++)
         if (hd_str_eq_c(pre, rows[r].name)) return &rows[r];
     return NULL;
 }
 
+const hd_pretok *hd_pretok_at(size_t i) { return i < HD_COUNT_OF(rows) ? &rows[i] : NULL; }
 const char *hd_pretok_name(const hd_pretok *row) { return row->name; }
+bool hd_pretok_nfc(const hd_pretok *row) { return row->nfc; }
+bool hd_pretok_ignore_merges(const hd_pretok *row) { return row->ignore_merges; }
 
 const char *hd_pretok_known(void) {
     static _Thread_local char text[256];

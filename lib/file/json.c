@@ -3,9 +3,9 @@
 
 #include <stdio.h>
 
-hd_status hd_json_parse(hd_str text, const char *file, json_t **out) {
+static hd_status parse(hd_str text, const char *file, size_t flags, json_t **out) {
     json_error_t e;
-    *out = json_loadb(text.ptr, text.len, JSON_REJECT_DUPLICATES, &e);
+    *out = json_loadb(text.ptr, text.len, JSON_REJECT_DUPLICATES | flags, &e);
     if (!*out)
         return HD_FAIL(CORRUPT, "%s: not valid JSON: line %d, column %d: %s", file, e.line,
                        e.column, hd_show(hd_str_of(e.text)));
@@ -17,6 +17,14 @@ hd_status hd_json_parse(hd_str text, const char *file, json_t **out) {
         return s;
     }
     return HD_OK;
+}
+
+hd_status hd_json_parse(hd_str text, const char *file, json_t **out) {
+    return parse(text, file, 0, out);
+}
+
+hd_status hd_json_parse_texts(hd_str text, const char *file, json_t **out) {
+    return parse(text, file, JSON_DECODE_INT_AS_REAL, out);
 }
 
 const char *hd_json_found(const json_t *v) {

@@ -111,9 +111,15 @@ static void put_token_ids(struct job *j, int32_t bos, int32_t eos, int32_t pad) 
 }
 
 static hd_status put_parts(struct job *j, const hd_tokenizer_parts *p) {
-    if (p->ignore_merges)
-        return HD_FAIL(UNSUPPORTED, "%s: tokenizer.json: ignore_merges: GGUF cannot say it",
-                       hd_checkpoint_path(j->c));
+    hd_tokenizer_parts said = *p;
+    hd_tokenizer_imply(&said);
+    if (said.ignore_merges != p->ignore_merges || said.nfc != p->nfc)
+        return HD_FAIL(
+            UNSUPPORTED,
+            "%s: tokenizer.json: %s %s with the pre-tokenizer %.*s: GGUF cannot say it",
+            hd_checkpoint_path(j->c), p->nfc != said.nfc ? "normalizer" : "ignore_merges",
+            p->nfc != said.nfc ? (p->nfc ? "NFC" : "none") : (p->ignore_merges ? "true" : "false"),
+            (int)p->pre.len, p->pre.ptr);
     hd_gguf_set_str(j->w, "tokenizer.ggml.model", hd_str_of("gpt2"));
     hd_gguf_set_str(j->w, "tokenizer.ggml.pre", p->pre);
     HD_TRY(put_tokens(j, p));

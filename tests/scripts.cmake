@@ -66,4 +66,5 @@ endif()
 # The tokenizer against the reference engine, and DeepSeek-V3's real tokenizer.json.
 hadal_npm_suite(tokenizer)
 hadal_npm_test(tokenizer_reference reference.test.mjs tokenizer)
+hadal_npm_test(tokenizer_nfc nfc.test.mjs tokenizer)
 set_tests_properties(test_tokenizer_v3 PROPERTIES FIXTURES_REQUIRED npm_tokenizer)

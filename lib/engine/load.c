@@ -38,7 +38,11 @@ static hd_status tokenizer_from_gguf(const hd_checkpoint *c, hd_tokenizer **out)
                             .eos = token_key(g, "tokenizer.ggml.eos_token_id"),
                             .pad = token_key(g, "tokenizer.ggml.padding_token_id")};
     hd_gguf_str(g, "tokenizer.ggml.pre", &p.pre);
-    hd_gguf_bool(g, "tokenizer.ggml.add_bos_token", &p.add_bos);
+    bool add_eos = false;
+    hd_gguf_bool(g, "tokenizer.ggml.add_eos_token", &add_eos);
+    if (add_eos)
+        return HD_FAIL(UNSUPPORTED, "%s: tokenizer.ggml.add_eos_token: expected false, found true",
+                       hd_checkpoint_path(c));
     hd_str *token = NULL, *merge = NULL;
     int32_t *type = NULL;
     hd_status s = HD_OK;
@@ -61,6 +65,8 @@ static hd_status tokenizer_from_gguf(const hd_checkpoint *c, hd_tokenizer **out)
         p.token = token;
         p.merge = merge;
         p.type = type;
+        hd_tokenizer_imply(&p);
+        hd_gguf_bool(g, "tokenizer.ggml.add_bos_token", &p.add_bos);
         s = hd_tokenizer_from_parts(&p, out);
     }
     hd_free(token);

@@ -80,7 +80,7 @@ static size_t match_at(const hd_added *a, const char *p, size_t n, int32_t *id) 
 }
 
 bool hd_added_find(const hd_added *a, hd_str text, size_t from, hd_added_hit *out) {
-    for (size_t i = from; i < text.len; i++) {
+    for (size_t i = from; i < text.len && a->n > 1; i++) {
         if (!a->root[(unsigned char)text.ptr[i]]) continue;
         size_t len = match_at(a, text.ptr + i, text.len - i, &out->id);
         if (len == 0) continue;

@@ -2,6 +2,8 @@
  * structure comes to be. */
 #include "text/tokenizer_impl.h"
 
+#include "text/nfc.h"
+
 #include <string.h>
 
 void hd_ids_add(hd_ids *l, int32_t id) {
@@ -28,7 +30,7 @@ static bool encode_whole(const hd_tokenizer *t, hd_str word, hd_ids *out) {
     return true;
 }
 
-static void encode_plain(const hd_tokenizer *t, hd_str text, hd_ids *out) {
+static void encode_words(const hd_tokenizer *t, hd_str text, hd_ids *out) {
     hd_words words;
     hd_str word;
     hd_words_begin(&words, t->pretok, text);
@@ -36,15 +38,36 @@ static void encode_plain(const hd_tokenizer *t, hd_str text, hd_ids *out) {
         if (!encode_whole(t, word, out)) hd_bpe_encode(t->bpe, word, out);
 }
 
-void hd_tokenizer_encode(const hd_tokenizer *t, hd_str text, bool match_added, hd_ids *out) {
+/* Added tokens of the set, and what lies between them. */
+static void encode_around(const hd_tokenizer *t, hd_str text, const hd_added *set,
+                          void (*between)(const hd_tokenizer *, hd_str, hd_ids *), hd_ids *out) {
     size_t at = 0;
     hd_added_hit hit;
-    while (match_added && hd_added_find(t->added, text, at, &hit)) {
-        if (hit.at > at) encode_plain(t, (hd_str){text.ptr + at, hit.at - at}, out);
+    while (hd_added_find(set, text, at, &hit)) {
+        if (hit.at > at) between(t, (hd_str){text.ptr + at, hit.at - at}, out);
         hd_ids_add(out, hit.id);
         at = hit.at + hit.len;
     }
-    if (at < text.len) encode_plain(t, (hd_str){text.ptr + at, text.len - at}, out);
+    if (at < text.len) between(t, (hd_str){text.ptr + at, text.len - at}, out);
+}
+
+static void encode_normal(const hd_tokenizer *t, hd_str text, const hd_added *set, hd_ids *out) {
+    hd_buf normal;
+    hd_buf_init(&normal, SIZE_MAX / 2);
+    if (t->nfc) text = hd_nfc(text, &normal);
+    encode_around(t, text, set, encode_words, out);
+    hd_buf_fini(&normal);
+}
+
+static void encode_late(const hd_tokenizer *t, hd_str text, hd_ids *out) {
+    encode_normal(t, text, t->added_late, out);
+}
+
+void hd_tokenizer_encode(const hd_tokenizer *t, hd_str text, bool match_added, hd_ids *out) {
+    if (match_added)
+        encode_around(t, text, t->added, encode_late, out);
+    else if (text.len > 0)
+        encode_normal(t, text, t->letters, out);
 }
 
 static const struct hd_token *token_of(const hd_tokenizer *t, int32_t id) {
@@ -95,5 +118,7 @@ void hd_tokenizer_free(hd_tokenizer *t) {
     hd_map_free(t->by_text);
     hd_bpe_free(t->bpe);
     hd_added_free(t->added);
+    hd_added_free(t->added_late);
+    hd_added_free(t->letters);
     hd_free(t);
 }

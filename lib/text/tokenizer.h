@@ -14,14 +14,16 @@ typedef struct hd_tokenizer hd_tokenizer;
  * HD_E_CORRUPT, naming the token or merge; a normalizer, pre-tokenizer, decoder or option that is
  * not supported is HD_E_UNSUPPORTED, naming what was found. The pre-tokenizer is recognised by its
  * patterns. tokenizer_config (tokenizer_config.json; {NULL, 0}: none) gives bos, eos, pad and
- * add_bos_token; what it does not give is DeepSeek's: the tokens <｜begin▁of▁sentence｜>,
+ * add_bos_token. What it does not give: bos and whether it is added, from a template among the
+ * post-processors; else DeepSeek's, that is the tokens <｜begin▁of▁sentence｜>,
  * <｜end▁of▁sentence｜>, <｜▁pad▁｜> where there, and bos is added. */
 HD_MUST_CHECK hd_status hd_tokenizer_from_json(hd_str json, hd_str tokenizer_config,
                                                const char *name, hd_tokenizer **out);
 
 /* The lists as GGUF stores them (byte-level alphabet; added tokens as they are). All borrowed,
  * copied. type: 1 normal, 2 unknown, 3 control (added, special), 4 user-defined (added, not
- * special), 5 unused. An absent tokenizer.ggml.add_bos_token means true for DeepSeek's models. */
+ * special), 5 unused; a user-defined "[PAD<its id>]" is unused too, older converters write those.
+ */
 typedef struct hd_tokenizer_parts {
     const char *name;    /* for messages */
     hd_str pre;          /* tokenizer.ggml.pre */
@@ -32,8 +34,14 @@ typedef struct hd_tokenizer_parts {
     size_t n_merge;
     int32_t bos, eos, pad; /* -1: none */
     bool add_bos;
-    bool ignore_merges; /* GGUF implies it by pre: false for every pre known so far */
+    bool nfc;           /* text is normalized to NFC */
+    bool ignore_merges; /* a word that is a token is not merged */
 } hd_tokenizer_parts;
+/* For a GGUF: what its pre, or that of the model that has such tokens when pre is empty or
+ * "default" (as files from before April 2024), says besides the words: sets pre, nfc, ignore_merges
+ * and, as an absent tokenizer.ggml.add_bos_token means it, add_bos. False, and nothing changed: pre
+ * is not known. */
+bool hd_tokenizer_imply(hd_tokenizer_parts *p);
 /* Checks as for tokenizer.json. A file by llama.cpp's converter (no user-defined <｜...｜>, because
  * it makes them all control) behaves as the tokenizer.json: only bos, eos, pad and placeholders are
  * special among its <｜...｜> tokens. */
@@ -55,7 +63,8 @@ void hd_ids_fini(hd_ids *l);
 
 /* Appends the ids of text. match_added: added tokens written in the text become their ids
  * (templates and raw prompts), leftmost first and the longest there; false encodes them as plain
- * text (a user's content). Adds no bos. text: any bytes (invalid UTF-8 too: each such byte counts
+ * text (a user's content), but for added tokens that are one letter, as DeepSeek's first tokenizers
+ * have: those are no markup. Adds no bos. text: any bytes (invalid UTF-8 too: each such byte counts
  * as a character without a class), less than 2 GiB; decoding gives them back exactly
  * (bytes that UTF-8 never uses excepted, where a file has them only as added tokens). O(n log n).
  */

@@ -5,6 +5,7 @@
 #include "text/tokenizer_impl.h"
 
 #include "base/utf8.h"
+#include "text/nfc.h"
 
 #include <string.h>
 
@@ -52,6 +53,8 @@ hd_tokenizer *hd_tokenizer_new(const char *name, size_t n_token, size_t n_merge)
     t->by_text = hd_map_new(64);
     t->bpe = hd_bpe_new(n_merge);
     t->added = hd_added_new();
+    t->added_late = hd_added_new();
+    t->letters = hd_added_new();
     t->bos = t->eos = t->pad = -1;
     return t;
 }
@@ -118,14 +121,16 @@ static hd_status check_vocab(const hd_tokenizer *t, int32_t id, hd_str content, 
 /* Merges and bytes may name an added token too, where no vocabulary token has its bytes: GGUF does
  * not tell whether it is in the vocabulary as well. One that is not ASCII would stand for other
  * bytes than its content; but DeepSeek's first tokenizers have the bytes that UTF-8 never uses only
- * as such added tokens. */
+ * as such added tokens. Those are letters in any text ("\u00fc" is byte FC's symbol), which the
+ * model knows by these ids. */
 static void name_bytes(hd_tokenizer *t, int32_t id, hd_str content) {
     char raw[2 * HD_TOKEN_BYTES_MAX];
     hd_str bytes = {raw, 0};
     if (!bytes_of(content, raw, &bytes.len)) return;
     unsigned char first = (unsigned char)raw[0];
-    bool never_in_utf8 = first == 0xC0 || first == 0xC1 || first >= 0xF5;
-    if (hd_str_eq(bytes, content) || (bytes.len == 1 && never_in_utf8)) {
+    bool is_letter = bytes.len == 1 && (first == 0xC0 || first == 0xC1 || first >= 0xF5);
+    if (is_letter) hd_added_put(t->letters, content, id);
+    if (hd_str_eq(bytes, content) || is_letter) {
         bytes.ptr = hd_arena_strndup(t->arena, raw, bytes.len);
         hd_map_put(t->by_bytes, bytes, (uint64_t)id);
     }
@@ -140,13 +145,27 @@ static int32_t id_of(const hd_tokenizer *t, hd_str symbols) {
     return hd_map_get(t->by_bytes, bytes, &id) ? (int32_t)id : -1;
 }
 
-hd_status hd_tokenizer_put_added(hd_tokenizer *t, int32_t id, hd_str content, bool special) {
+/* Makes it found in text. A late one is looked for in normalized text, by its normal form. */
+static bool put_content(hd_tokenizer *t, int32_t id, hd_str content, unsigned flags) {
+    hd_buf normal;
+    if (!(flags & HD_ADDED_LATE)) return hd_added_put(t->added, content, id);
+    hd_buf_init(&normal, SIZE_MAX / 2);
+    bool is_new = hd_added_put(t->added_late, t->nfc ? hd_nfc(content, &normal) : content, id);
+    hd_buf_fini(&normal);
+    return is_new;
+}
+
+hd_status hd_tokenizer_put_added(hd_tokenizer *t, int32_t id, hd_str content, unsigned flags) {
     HD_TRY(check_new(t, id, content));
     HD_TRY(check_vocab(t, id, content, id_of(t, content)));
-    uint32_t flags = HD_TOKEN_PRESENT | HD_TOKEN_ADDED | (special ? HD_TOKEN_SPECIAL : 0u);
-    if (!hd_added_put(t->added, content, id))
+    bool special = flags & HD_ADDED_SPECIAL;
+    uint64_t other;
+    bool is_twice =
+        hd_map_get(t->by_text, content, &other) && t->token[other].flags & HD_TOKEN_ADDED;
+    if (is_twice || !put_content(t, id, content, flags))
         return HD_FAIL(CORRUPT, "%s: added token \"%s\" is there twice", t->name, hd_show(content));
-    struct hd_token *k = set_token(t, id, content, flags);
+    struct hd_token *k = set_token(
+        t, id, content, HD_TOKEN_PRESENT | HD_TOKEN_ADDED | (special ? HD_TOKEN_SPECIAL : 0u));
     hd_map_put(t->by_text, (hd_str){k->ptr, k->len}, (uint64_t)id);
     name_bytes(t, id, content);
     return HD_OK;

@@ -34,6 +34,7 @@ struct hd_tokenizer {
     char *name;
     hd_arena *arena; /* token bytes */
     const hd_pretok *pretok;
+    bool nfc;           /* text between added tokens is normalized */
     bool ignore_merges; /* a word that is a token is not merged */
     bool add_bos;
     int32_t bos, eos, pad;
@@ -42,16 +43,20 @@ struct hd_tokenizer {
     hd_map *by_bytes; /* tokens that merging may give, by raw bytes */
     hd_map *by_text;  /* added and literal tokens, by content */
     hd_bpe *bpe;
-    hd_added *added;
-    size_t longest; /* bytes of the longest token */
+    hd_added *added;      /* found in the text as it is */
+    hd_added *added_late; /* found in the normalized text between those */
+    hd_added *letters;    /* added tokens that are text, not markup */
+    size_t longest;       /* bytes of the longest token */
 };
 
 hd_tokenizer *hd_tokenizer_new(const char *name, size_t n_token, size_t n_merge);
 /* A vocabulary token, written in the byte alphabet. */
 HD_MUST_CHECK hd_status hd_tokenizer_put_vocab(hd_tokenizer *t, int32_t id, hd_str symbols);
-/* An added token, written as it is; it may be a vocabulary token already (same id and text). */
+/* An added token, written as it is; it may be a vocabulary token already (same id and text).
+ * flags: HD_ADDED_SPECIAL, HD_ADDED_LATE (tokenizer.json's "normalized"). t->nfc is set before. */
+enum { HD_ADDED_SPECIAL = 1, HD_ADDED_LATE = 2 };
 HD_MUST_CHECK hd_status hd_tokenizer_put_added(hd_tokenizer *t, int32_t id, hd_str content,
-                                               bool special);
+                                               unsigned flags);
 /* The next merge; left and right in the byte alphabet. */
 HD_MUST_CHECK hd_status hd_tokenizer_put_merge(hd_tokenizer *t, hd_str left, hd_str right);
 /* Checks that every byte has a token, and prepares the look-ups. */

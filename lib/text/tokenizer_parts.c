@@ -8,6 +8,7 @@
  * DeepSeek's own tokenizer.json has as not special are shown again. */
 #include "text/tokenizer_impl.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { type_normal = 1, type_unknown = 2, type_control = 3, type_user = 4, type_unused = 5 };
@@ -42,8 +43,19 @@ static bool has_shown_marker(const hd_tokenizer_parts *p) {
     return false;
 }
 
-static bool is_added_type(int32_t type) {
-    return type == type_control || type == type_user || type == type_unknown;
+/* The converter's name for a row of the matrix without a token. */
+static bool is_pad(hd_str s, size_t id) {
+    char pad[32];
+    snprintf(pad, sizeof pad, "[PAD%zu]", id);
+    return hd_str_eq_c(s, pad);
+}
+
+static bool is_unused(const hd_tokenizer_parts *p, size_t id) {
+    return p->type[id] == type_unused || (p->type[id] == type_user && is_pad(p->token[id], id));
+}
+
+static bool is_added(const hd_tokenizer_parts *p, size_t id) {
+    return p->type[id] != type_normal && !is_unused(p, id);
 }
 
 static hd_status check_parts(const hd_tokenizer_parts *p) {
@@ -61,7 +73,7 @@ static hd_status check_parts(const hd_tokenizer_parts *p) {
     for (size_t i = 0; i < HD_COUNT_OF(role); i++) {
         int32_t id = role[i].id;
         if (id == -1) continue;
-        if (id < 0 || (size_t)id >= p->n_token || p->type[id] == type_unused)
+        if (id < 0 || (size_t)id >= p->n_token || is_unused(p, (size_t)id))
             return HD_FAIL(CORRUPT, "%s: the %s token %d is not one of %zu tokens", p->name,
                            role[i].what, id, p->n_token);
     }
@@ -74,11 +86,11 @@ static hd_status put_tokens(hd_tokenizer *t, const hd_tokenizer_parts *p) {
     for (size_t i = 0; i < p->n_token; i++)
         if (p->type[i] == type_normal) HD_TRY(hd_tokenizer_put_vocab(t, (int32_t)i, p->token[i]));
     for (size_t i = 0; i < p->n_token; i++) {
-        if (!is_added_type(p->type[i])) continue;
+        if (!is_added(p, i)) continue;
         bool special = p->type[i] != type_user;
         if (special && !as_written && is_marker(p->token[i]))
             special = is_special_marker(p, (int32_t)i);
-        HD_TRY(hd_tokenizer_put_added(t, (int32_t)i, p->token[i], special));
+        HD_TRY(hd_tokenizer_put_added(t, (int32_t)i, p->token[i], special ? HD_ADDED_SPECIAL : 0));
     }
     return HD_OK;
 }
@@ -95,6 +107,38 @@ static hd_status put_merges(hd_tokenizer *t, const hd_tokenizer_parts *p) {
     return HD_OK;
 }
 
+/* Files from before tokenizer.ggml.pre: the models are told apart by a token's id. */
+static hd_str pre_by_tokens(const hd_tokenizer_parts *p) {
+    static const struct {
+        size_t id;
+        const char *token, *pre;
+    } mark[] = {
+        {0, "<｜begin▁of▁sentence｜>", "deepseek-v3"},
+        {100000, "<｜begin▁of▁sentence｜>", "deepseek-llm"},
+        {32013, "<｜begin▁of▁sentence｜>", "deepseek-coder"},
+        {151646, "<｜begin▁of▁sentence｜>", "deepseek-r1-qwen"},
+        {151643, "<|endoftext|>", "qwen2"},
+        {128000, "<｜begin▁of▁sentence｜>", "llama-bpe"},
+        {128000, "<|begin_of_text|>", "llama-bpe"},
+    };
+    for (size_t i = 0; i < HD_COUNT_OF(mark); i++)
+        if (mark[i].id < p->n_token && hd_str_eq_c(p->token[mark[i].id], mark[i].token))
+            return hd_str_of(mark[i].pre);
+    return p->pre;
+}
+
+bool hd_tokenizer_imply(hd_tokenizer_parts *p) {
+    bool is_unsaid = p->pre.len == 0 || hd_str_eq_c(p->pre, "default");
+    hd_str pre = is_unsaid ? pre_by_tokens(p) : p->pre;
+    const hd_pretok *row = hd_pretok_by_name(pre);
+    if (!row) return false;
+    p->pre = pre;
+    p->nfc = hd_pretok_nfc(row);
+    p->ignore_merges = hd_pretok_ignore_merges(row);
+    p->add_bos = !hd_str_eq_c(pre, "qwen2");
+    return true;
+}
+
 static hd_status load(const hd_tokenizer_parts *p, hd_tokenizer **out) {
     const hd_pretok *pretok = hd_pretok_by_name(p->pre);
     if (!pretok)
@@ -102,9 +146,10 @@ static hd_status load(const hd_tokenizer_parts *p, hd_tokenizer **out) {
                        p->name, hd_show(p->pre), hd_pretok_known());
     HD_TRY(check_parts(p));
     size_t n_token = p->n_token; /* rows after the last token, only there to fill a matrix */
-    while (n_token > 1 && p->type[n_token - 1] == type_unused) n_token--;
+    while (n_token > 1 && is_unused(p, n_token - 1)) n_token--;
     hd_tokenizer *t = *out = hd_tokenizer_new(p->name, n_token, p->n_merge);
     t->pretok = pretok;
+    t->nfc = p->nfc;
     t->ignore_merges = p->ignore_merges;
     t->bos = p->bos;
     t->eos = p->eos;
@@ -167,6 +212,7 @@ void hd_tokenizer_to_parts(const hd_tokenizer *t, hd_tokenizer_parts *out) {
                                 .eos = t->eos,
                                 .pad = t->pad,
                                 .add_bos = t->add_bos,
+                                .nfc = t->nfc,
                                 .ignore_merges = t->ignore_merges};
     hd_buf_clear(&b);
     hd_bpe_list(t->bpe, pair);

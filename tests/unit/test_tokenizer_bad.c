@@ -80,6 +80,10 @@ static void edit(json_t *root, const char *path, const char *key, const char *va
         assert_int_equal(json_object_del(parent, key), 0);
 }
 
+#define TOKEN "{\"SpecialToken\":{\"id\":\"<s>\",\"type_id\":0}}"
+#define TEXT "{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}"
+#define TEMPLATE(single) "{\"type\":\"TemplateProcessing\",\"single\":[" single "]}"
+
 static const struct bad_case {
     const char *path, *key, *value;
     hd_status status;
@@ -94,19 +98,26 @@ static const struct bad_case {
     {"model", "continuing_subword_prefix", "\"##\"", HD_E_UNSUPPORTED, "continuing_subword"},
     {"model", "vocab", "[]", HD_E_CORRUPT, "model.vocab"},
     {"model", "merges", NULL, HD_E_CORRUPT, "model.merges"},
-    {"", "normalizer", "{\"type\":\"NFC\"}", HD_E_UNSUPPORTED, "normalizer NFC"},
-    {"", "normalizer", "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Lowercase\"}]}",
+    {"", "normalizer", "{\"type\":\"NFKC\"}", HD_E_UNSUPPORTED, "normalizer NFKC"},
+    {"", "normalizer",
+     "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":\"Lowercase\"}]}",
      HD_E_UNSUPPORTED, "normalizer Lowercase"},
     {"", "decoder", "{\"type\":\"Metaspace\"}", HD_E_UNSUPPORTED, "decoder Metaspace"},
     {"", "decoder", "null", HD_E_UNSUPPORTED, "decoder none"},
     {"", "post_processor", "{\"type\":\"BertProcessing\"}", HD_E_UNSUPPORTED,
      "post_processor BertProcessing"},
+    {"", "post_processor", TEMPLATE(TEXT "," TOKEN), HD_E_UNSUPPORTED, "expected the text, or one"},
+    {"", "post_processor", TEMPLATE(TOKEN "," TEXT "," TOKEN), HD_E_UNSUPPORTED, "TemplateProc"},
+    {"", "post_processor", TEMPLATE(""), HD_E_UNSUPPORTED, "TemplateProcessing"},
+    {"", "post_processor",
+     "{\"type\":\"Sequence\",\"processors\":[{\"type\":\"RobertaProcessing\"}]}", HD_E_UNSUPPORTED,
+     "post_processor RobertaProcessing"},
     {"", "pre_tokenizer", "null", HD_E_UNSUPPORTED, "pre_tokenizer none"},
     {"", "pre_tokenizer", "{\"type\":\"Whitespace\"}", HD_E_UNSUPPORTED,
      "pre_tokenizer Whitespace"},
     {"pre_tokenizer", "pretokenizers", "[]", HD_E_UNSUPPORTED, "found 0"},
     {"pre_tokenizer", "pretokenizers", "[{\"type\":\"ByteLevel\",\"use_regex\":false}]",
-     HD_E_UNSUPPORTED, "pre_tokenizer of 0 Splits"},
+     HD_E_UNSUPPORTED, "pre_tokenizer of 0 steps"},
     {"pre_tokenizer/pretokenizers/3", "use_regex", "true", HD_E_UNSUPPORTED, "without prefix"},
     {"pre_tokenizer/pretokenizers/3", "use_regex", NULL, HD_E_UNSUPPORTED, "without prefix"},
     {"pre_tokenizer/pretokenizers/3", "add_prefix_space", "true", HD_E_UNSUPPORTED, "prefix"},
@@ -115,7 +126,11 @@ static const struct bad_case {
     {"pre_tokenizer/pretokenizers/1", "invert", "true", HD_E_UNSUPPORTED, "inverted"},
     {"pre_tokenizer/pretokenizers/1", "type", "\"Digits\"", HD_E_UNSUPPORTED, "Digits"},
     {"pre_tokenizer/pretokenizers/0/pattern", "Regex", "\"\\\\d+\"", HD_E_UNSUPPORTED,
-     "the first is \\d+ (known: deepseek-v3)"},
+     "the first is \\d+ (known: deepseek-v3, "},
+    {"pre_tokenizer/pretokenizers/1/pattern", "Regex", "\"\\\\w+\"", HD_E_UNSUPPORTED,
+     "begins as deepseek-v3, then comes \\w+ (known: "},
+    {"pre_tokenizer/pretokenizers/2", "type", "\"ByteLevel\"", HD_E_UNSUPPORTED,
+     "pre_tokenizer ByteLevel is not supported"},
     {"pre_tokenizer/pretokenizers/0", "pattern", "{\"String\":\" \"}", HD_E_UNSUPPORTED,
      "without a regular expression"},
     {"model/vocab", "zz", "256", HD_E_CORRUPT, "id 256 is given to two tokens, \"ab\" and \"zz\""},
@@ -215,7 +230,8 @@ static void accepted_forms(void **state) {
     edit(root, "model", "type", NULL);
     edit(root, "model", "dropout", "null");
     edit(root, "model", "end_of_word_suffix", "\"\"");
-    edit(root, "", "post_processor", "{\"type\":\"ByteLevel\"}");
+    edit(root, "", "post_processor",
+         "{\"type\":\"Sequence\",\"processors\":[{\"type\":\"ByteLevel\"}]}");
     edit(root, "", "truncation", "{\"max_length\":3}");
     t = load_ok(root, NULL);
     ids_are(t, "abcab<s>b", "257 256 300 98");
@@ -223,6 +239,31 @@ static void accepted_forms(void **state) {
     assert_int_equal(hd_tokenizer_bos(t), -1);
     assert_false(hd_tokenizer_add_bos(t));
     assert_int_equal(hd_tokenizer_bytes(t, 299).len, 0);
+    hd_tokenizer_free(t);
+}
+
+/* Added tokens marked "normalized" are found after the others, in the normalized text. */
+static void normalizing(void **state) {
+    (void)state;
+    json_t *root = sound();
+    edit(root, "", "normalizer", "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"}]}");
+    edit(root, "added_tokens", "+", "{\"id\":301,\"content\":\"<e\u0301>\",\"normalized\":true}");
+    edit(root, "added_tokens", "+", "{\"id\":302,\"content\":\"e\u0301]\"}");
+    edit(root, "added_tokens", "+", "{\"id\":303,\"content\":\"<e\"}");
+    hd_tokenizer *t = load_ok(root, NULL), *again;
+    ids_are(t, "e\u0301e", "195 169 101");
+    ids_are(t, "<\u00e9>\u00e9]", "301 195 169 93");
+    ids_are(t, "<e\u0301>e\u0301]", "303 204 129 62 302"); /* "<e" is found first */
+    ids_are(t, "a<s>\u0301", "97 300 204 129");            /* never across a token */
+    hd_tokenizer_parts p;
+    hd_tokenizer_to_parts(t, &p);
+    assert_true(p.nfc);
+    assert_ok(hd_tokenizer_from_parts(&p, &again));
+    ids_are(again, "e\u0301e", "195 169 101");
+    hd_free((void *)p.token);
+    hd_free((void *)p.type);
+    hd_free((void *)p.merge);
+    hd_tokenizer_free(again);
     hd_tokenizer_free(t);
 }
 
@@ -274,7 +315,7 @@ static void roles_come_from_the_config(void **state) {
         {"{\"bos_token\":\"<s>\",\"add_bos_token\":false}", 300, -1, false},
         {"{\"bos_token\":\"<s>\",\"add_bos_token\":null}", 300, -1, true},
         {"{\"bos_token\":null,\"add_bos_token\":true,\"eos_token\":\"ab\"}", -1, 256, false},
-        {"{}", -1, -1, false},
+        {"{\"model_max_length\":1000000000000000019884624838656}", -1, -1, false},
     };
     for (size_t i = 0; i < HD_COUNT_OF(good); i++) {
         hd_tokenizer *t = load_ok(sound(), good[i].config);
@@ -300,6 +341,37 @@ static void roles_come_from_the_config(void **state) {
     }
 }
 
+/* A template says what is before a text, unless tokenizer_config.json does. */
+static void roles_come_from_a_template(void **state) {
+    (void)state;
+    const struct {
+        const char *post_processor, *config;
+        int32_t bos;
+        bool add_bos;
+    } good[] = {
+        {TEMPLATE(TOKEN "," TEXT), NULL, 300, true},
+        {"{\"type\":\"Sequence\",\"processors\":[{\"type\":\"ByteLevel\"}," TEMPLATE(TOKEN
+                                                                                     "," TEXT) "]}",
+         "{\"bos_token\":\"<s>\"}", 300, true},
+        {TEMPLATE(TEXT), "{\"bos_token\":\"<s>\"}", 300, false},
+        {TEMPLATE(TEXT), "{\"bos_token\":\"<s>\",\"add_bos_token\":true}", 300, true},
+        {TEMPLATE(TOKEN "," TEXT), "{\"bos_token\":\"ab\",\"add_bos_token\":false}", 256, false},
+    };
+    for (size_t i = 0; i < HD_COUNT_OF(good); i++) {
+        json_t *root = sound();
+        edit(root, "", "post_processor", good[i].post_processor);
+        hd_tokenizer *t = load_ok(root, good[i].config);
+        assert_int_equal(hd_tokenizer_bos(t), good[i].bos);
+        assert_int_equal(hd_tokenizer_add_bos(t), good[i].add_bos);
+        hd_tokenizer_free(t);
+    }
+    hd_tokenizer *t;
+    json_t *root = sound();
+    assert_int_equal(load(root, "{\"add_eos_token\":true}", &t), HD_E_UNSUPPORTED);
+    assert_non_null(strstr(hd_error_text(), "add_eos_token"));
+    json_decref(root);
+}
+
 static void bad_parts_are_named(void **state) {
     (void)state;
     hd_tokenizer *t = load_ok(sound(), NULL), *u;
@@ -315,7 +387,7 @@ static void bad_parts_are_named(void **state) {
     } while (0)
     p = good;
     p.pre = hd_str_of("gpt-4o");
-    REFUSED(UNSUPPORTED, "tokenizer.ggml.pre \"gpt-4o\" is not known (known: deepseek-v3)");
+    REFUSED(UNSUPPORTED, "tokenizer.ggml.pre \"gpt-4o\" is not known (known: deepseek-v3, ");
     p = good;
     p.pre = (hd_str){0};
     REFUSED(UNSUPPORTED, "tokenizer.ggml.pre \"\"");
@@ -361,10 +433,15 @@ static void bad_parts_are_named(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bad_json_is_named),        cmocka_unit_test(text_that_is_not_json),
-        cmocka_unit_test(accepted_forms),           cmocka_unit_test(ignore_merges),
-        cmocka_unit_test(overlapping_added_tokens), cmocka_unit_test(roles_come_from_the_config),
+        cmocka_unit_test(bad_json_is_named),
+        cmocka_unit_test(text_that_is_not_json),
+        cmocka_unit_test(accepted_forms),
+        cmocka_unit_test(ignore_merges),
+        cmocka_unit_test(overlapping_added_tokens),
+        cmocka_unit_test(roles_come_from_the_config),
         cmocka_unit_test(bad_parts_are_named),
+        cmocka_unit_test(roles_come_from_a_template),
+        cmocka_unit_test(normalizing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

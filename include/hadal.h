@@ -62,7 +62,9 @@ typedef struct hd_engine_info {
     /* Of the chat encoding; thinks_by_default: unless a request says otherwise, as DeepSeek's own
      * servers do. */
     bool can_think, always_thinks, thinks_by_default, can_call_tools;
-    bool has_fim; /* hd_engine_fim works */
+    bool
+        keeps_reasoning; /* of messages with tool calls after the last user's: it is needed there */
+    bool has_fim;        /* hd_engine_fim works */
     double load_s;
 } hd_engine_info;
 /* Pointers live as long as the engine. */
@@ -191,6 +193,7 @@ HD_MUST_CHECK hd_status hd_engine_fim(const hd_engine *e, hd_str prefix, hd_str 
 /* Generated tokens to text that may be shown, and to tool calls; see lib/text/stream.h. One owner
  * at a time. HD_E_UNSUPPORTED: parse_tools, and the chat encoding has no tools. */
 typedef struct hd_text_stream hd_text_stream;
+/* Of a model without a tokenizer *out is NULL, a stream without text; stop strings are refused. */
 HD_MUST_CHECK hd_status hd_text_stream_new(const hd_engine *e, const hd_text_stream_options *o,
                                            hd_text_stream **out);
 void hd_text_stream_free(hd_text_stream *s); /* accepts NULL */

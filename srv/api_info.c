@@ -143,19 +143,22 @@ void hd_handle_model(hd_call *c) {
     write_model(&j, c, hd_arena_strndup(c->arena, id.ptr, id.len));
 }
 
-/* ---- tokenize, detokenize ---- */
+/* ---- tokenize, detokenize, apply-template ---- */
+
+static hd_status chat_ids(const hd_engine *e, const hd_api_in *in, hd_token_list *out) {
+    hd_api_request q = {0};
+    hd_chat_start start;
+    HD_TRY(hd_api_messages(in, &q));
+    HD_TRY(hd_api_tools(in, &q));
+    HD_TRY(hd_api_template(in, &q));
+    return hd_api_chat_ids(e, &q, out, &start, in->error);
+}
 
 /* The three forms of /tokenize: {messages}, {prompt} (vLLM's) and {content} (llama.cpp's). */
 static hd_status tokenize(hd_call *c, const hd_api_in *in, hd_token_list *out) {
     const hd_engine *e = atomic_load(&c->server->engine);
     hd_status s;
-    if (hd_api_get(in, "messages")) {
-        hd_api_request q = {0};
-        hd_chat_start start;
-        HD_TRY(hd_api_messages(in, &q));
-        HD_TRY(hd_api_template(in, &q));
-        return hd_api_chat_ids(e, &q, out, &start, in->error);
-    }
+    if (hd_api_get(in, "messages")) return chat_ids(e, in, out);
     bool is_content = !hd_api_get(in, "prompt") && hd_api_get(in, "content");
     const char *key = is_content ? "content" : "prompt";
     hd_str text = {NULL, 0};
@@ -242,6 +245,24 @@ static hd_status detokenize(hd_call *c, const hd_api_in *in) {
     return HD_OK;
 }
 
+/* The prompt of a chat as text, special tokens included. */
+static hd_status render(hd_call *c, const hd_api_in *in) {
+    const hd_engine *e = atomic_load(&c->server->engine);
+    hd_token_list ids = {0};
+    HD_TRY(chat_ids(e, in, &ids));
+    hd_buf text;
+    hd_buf_init(&text, SIZE_MAX / 2);
+    hd_engine_detokenize(e, ids.id, ids.n, true, &text);
+    hd_engine_free_ids(&ids);
+    hd_json j = hd_reply_json(&c->reply);
+    hd_json_object(&j);
+    hd_json_key(&j, "prompt");
+    hd_json_str(&j, text.len ? text.ptr : "", text.len);
+    hd_json_object_end(&j);
+    hd_buf_fini(&text);
+    return HD_OK;
+}
+
 static bool load(hd_call *c, hd_api_in *in, json_t **root) {
     if (hd_api_load(hd_buf_str(&c->body), root, in->error) != HD_OK) return false;
     in->object = *root;
@@ -250,26 +271,26 @@ static bool load(hd_call *c, hd_api_in *in, json_t **root) {
     return true;
 }
 
-void hd_handle_tokenize(hd_call *c) {
+static hd_status tokenize_and_write(hd_call *c, const hd_api_in *in) {
+    hd_token_list ids = {0};
+    hd_status s = tokenize(c, in, &ids);
+    if (s == HD_OK) s = write_tokens(c, in, &ids);
+    hd_engine_free_ids(&ids);
+    return s;
+}
+
+static void answer(hd_call *c, hd_status (*handle)(hd_call *c, const hd_api_in *in)) {
     hd_api_error e = {0};
     hd_api_in in = {.error = &e};
     json_t *root = NULL;
-    hd_token_list ids = {0};
-    bool ok = load(c, &in, &root) && tokenize(c, &in, &ids) == HD_OK &&
-              write_tokens(c, &in, &ids) == HD_OK;
+    bool ok = load(c, &in, &root) && handle(c, &in) == HD_OK;
     if (!ok) hd_reply_error(&c->reply, &e);
-    hd_engine_free_ids(&ids);
     json_decref(root);
 }
 
-void hd_handle_detokenize(hd_call *c) {
-    hd_api_error e = {0};
-    hd_api_in in = {.error = &e};
-    json_t *root = NULL;
-    bool ok = load(c, &in, &root) && detokenize(c, &in) == HD_OK;
-    if (!ok) hd_reply_error(&c->reply, &e);
-    json_decref(root);
-}
+void hd_handle_tokenize(hd_call *c) { answer(c, tokenize_and_write); }
+void hd_handle_detokenize(hd_call *c) { answer(c, detokenize); }
+void hd_handle_apply_template(hd_call *c) { answer(c, render); }
 
 /* ---- the page ---- */
 

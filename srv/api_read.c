@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 hd_status hd_api_fail(hd_api_error *e, hd_status s, const char *param, const char *fmt, ...) {
@@ -194,4 +195,90 @@ hd_status hd_api_ints(const hd_api_in *in, const char *key, size_t n_max, int32_
                       size_t *n) {
     const json_t *v = hd_api_get(in, key);
     return v ? hd_api_int_array(in, key, v, n_max, out, n) : HD_OK;
+}
+
+/* ---- writing ---- */
+
+/* The shortest digits that mean the same number, as Python's repr spells them. */
+static void dump_real(double d, hd_buf *out) {
+    char e[40], digits[32];
+    int precision = 0, n = 0;
+    do snprintf(e, sizeof e, "%.*e", precision, d);
+    while (strtod(e, NULL) != d && ++precision <= 16);
+    const char *at = e;
+    if (*at == '-') hd_buf_add(out, at++, 1);
+    for (; *at && *at != 'e'; at++)
+        if (*at != '.') digits[n++] = *at;
+    int x = *at ? (int)strtol(at + 1, NULL, 10) : 0;
+    static const char zeros[] = "0000000000000000";
+    if (x < -4 || x >= 16) {
+        hd_buf_add(out, digits, 1);
+        if (n > 1) hd_buf_addf(out, ".%.*s", n - 1, digits + 1);
+        hd_buf_addf(out, "e%c%02d", x < 0 ? '-' : '+', abs(x));
+    } else if (x < 0) {
+        hd_buf_addf(out, "0.%.*s%.*s", -x - 1, zeros, n, digits);
+    } else if (n <= x + 1) {
+        hd_buf_addf(out, "%.*s%.*s.0", n, digits, x + 1 - n, zeros);
+    } else {
+        hd_buf_addf(out, "%.*s.%.*s", x + 1, digits, n - x - 1, digits + x + 1);
+    }
+}
+
+static void dump_string(const char *p, size_t n, hd_buf *out) {
+    hd_json j = hd_json_begin(out);
+    hd_json_str(&j, p, n);
+}
+
+static void dump_object(const json_t *v, hd_buf *out) {
+    const char *key;
+    json_t *item; /* jansson's iteration hands out a mutable pointer; it is only read */
+    hd_buf_add(out, "{", 1);
+    bool is_first = true;
+    json_object_foreach((json_t *)v, key, item) {
+        if (!is_first) hd_buf_add(out, ", ", 2);
+        is_first = false;
+        dump_string(key, strlen(key), out);
+        hd_buf_add(out, ": ", 2);
+        hd_api_dump(item, out);
+    }
+    hd_buf_add(out, "}", 1);
+}
+
+void hd_api_dump(const json_t *v, hd_buf *out) {
+    switch (json_typeof(v)) {
+    case JSON_OBJECT: dump_object(v, out); return;
+    case JSON_ARRAY:
+        hd_buf_add(out, "[", 1);
+        for (size_t i = 0; i < json_array_size(v); i++) {
+            if (i > 0) hd_buf_add(out, ", ", 2);
+            hd_api_dump(json_array_get(v, i), out);
+        }
+        hd_buf_add(out, "]", 1);
+        return;
+    case JSON_STRING: dump_string(json_string_value(v), json_string_length(v), out); return;
+    case JSON_INTEGER: hd_buf_addf(out, "%lld", (long long)json_integer_value(v)); return;
+    case JSON_REAL: dump_real(json_real_value(v), out); return;
+    case JSON_TRUE: hd_buf_add_c(out, "true"); return;
+    case JSON_FALSE: hd_buf_add_c(out, "false"); return;
+    case JSON_NULL: break;
+    }
+    hd_buf_add_c(out, "null");
+}
+
+hd_str hd_api_dump_text(hd_arena *a, const json_t *v) {
+    hd_buf b;
+    hd_buf_init(&b, SIZE_MAX / 2);
+    hd_api_dump(v, &b);
+    hd_str text = {hd_arena_strndup(a, b.ptr, b.len), b.len};
+    hd_buf_fini(&b);
+    return text;
+}
+
+bool hd_api_is_object(hd_str text) {
+    hd_api_error e;
+    if (scan_size(text, &e) != HD_OK) return false;
+    json_t *v = json_loadb(text.ptr, text.len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL);
+    bool is_object = json_is_object(v);
+    json_decref(v);
+    return is_object;
 }

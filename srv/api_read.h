@@ -60,4 +60,12 @@ hd_status hd_api_wrong(const hd_api_in *in, const char *key, const char *expecte
 /* A copy of a JSON string in the arena. */
 hd_str hd_api_copy(hd_arena *a, const json_t *string);
 
+/* A value as JSON text, as Python's json.dumps(v, ensure_ascii=False) writes it: the spacing,
+ * numbers and escapes that models have seen in their training. Keys keep their order. */
+void hd_api_dump(const json_t *v, hd_buf *out);
+/* The same in the arena. */
+hd_str hd_api_dump_text(hd_arena *a, const json_t *v);
+/* Whether the text is one whole JSON object. */
+bool hd_api_is_object(hd_str text);
+
 #endif

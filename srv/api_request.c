@@ -37,34 +37,21 @@ static hd_status unsupported(const hd_api_in *in, const char *key, const char *w
 
 /* Fields that change the answer and that this server cannot honour yet. */
 static hd_status refuse_fields(const hd_api_in *in) {
-    static const char *const names[] = {"tools",
-                                        "functions",
-                                        "audio",
-                                        "prediction",
-                                        "guided_json",
-                                        "guided_regex",
-                                        "guided_choice",
-                                        "guided_grammar",
-                                        "guided_whitespace_pattern",
-                                        "structured_outputs",
-                                        "grammar",
-                                        "json_schema",
-                                        "web_search_options",
-                                        "chat_template",
-                                        "documents",
-                                        "prompt_logprobs",
-                                        "logits_processors",
-                                        "prompt_embeds",
-                                        "mm_processor_kwargs",
+    static const char *const names[] = {"functions",          "audio",
+                                        "prediction",         "guided_json",
+                                        "guided_regex",       "guided_choice",
+                                        "guided_grammar",     "guided_whitespace_pattern",
+                                        "structured_outputs", "grammar",
+                                        "json_schema",        "web_search_options",
+                                        "chat_template",      "documents",
+                                        "prompt_logprobs",    "logits_processors",
+                                        "prompt_embeds",      "mm_processor_kwargs",
                                         "lora_request"};
     for (size_t i = 0; i < HD_COUNT_OF(names); i++) {
         const json_t *v = hd_api_get(in, names[i]);
         if (v && !is_empty(v)) return unsupported(in, names[i], NULL);
     }
-    const json_t *v = hd_api_get(in, "tool_choice");
-    if (v && !(json_is_string(v) && strcmp(json_string_value(v), "none") == 0))
-        return unsupported(in, "tool_choice", "only \"none\" is");
-    v = hd_api_get(in, "function_call");
+    const json_t *v = hd_api_get(in, "function_call");
     if (v && !(json_is_string(v) && strcmp(json_string_value(v), "none") == 0))
         return unsupported(in, "function_call", "only \"none\" is");
     v = hd_api_get(in, "use_beam_search");
@@ -202,7 +189,7 @@ static hd_status parse_lengths(const hd_api_in *in, hd_api_request *out) {
         HD_TRY(hd_api_int(in, "max_completion_tokens", 1, INT64_MAX, &max2));
         if (max2 > 0) max = max2; /* the newer name wins, as at OpenAI */
     } else if (max == 0) {
-        max = HD_API_COMPLETION_TOKENS;
+        max = out->suffix.len > 0 ? HD_API_FIM_TOKENS : HD_API_COMPLETION_TOKENS;
     }
     HD_TRY(hd_api_int(in, "min_tokens", 0, INT32_MAX, &min));
     if (max > 0 && min > max)
@@ -315,18 +302,38 @@ static hd_status parse_prompts(const hd_api_in *in, hd_api_request *out) {
     return HD_OK;
 }
 
+/* Filling a hole: for answers without thinking, and text only. */
+static hd_status check_suffix(const hd_api_in *in, const hd_api_request *q) {
+    if (q->suffix.len == 0) return HD_OK;
+    for (size_t i = 0; i < q->n_prompt; i++)
+        if (q->prompt[i].id)
+            return hd_api_fail(in->error, HD_E_INVALID, "suffix",
+                               "'suffix' needs a 'prompt' of text, found token ids");
+    hd_api_in thinking;
+    hd_str type = {"", 0};
+    HD_TRY(hd_api_object(in, "thinking", &thinking));
+    if (thinking.object) HD_TRY(hd_api_text(&thinking, "type", &type));
+    const hd_model_alias *alias = hd_model_alias_find(q->model);
+    if (hd_str_eq_c(type, "enabled") || (alias && alias->thinks))
+        return hd_api_fail(in->error, HD_E_INVALID, "suffix",
+                           "'suffix' cannot be had together with thinking");
+    return HD_OK;
+}
+
 static hd_status parse_completion(const hd_api_in *in, hd_api_request *out) {
-    hd_str suffix = {"", 0};
-    HD_TRY(hd_api_text(in, "suffix", &suffix));
-    if (suffix.len > 0) return unsupported(in, "suffix", NULL);
+    const json_t *tools = hd_api_get(in, "tools");
+    if (tools && !is_empty(tools)) return unsupported(in, "tools", "only in a chat");
+    HD_TRY(hd_api_text(in, "suffix", &out->suffix));
     HD_TRY(hd_api_bool(in, "echo", &out->echo));
     HD_TRY(parse_common(in, out));
-    return parse_prompts(in, out);
+    HD_TRY(parse_prompts(in, out));
+    return check_suffix(in, out);
 }
 
 static hd_status parse_chat(const hd_api_in *in, hd_api_request *out) {
     HD_TRY(parse_common(in, out));
     HD_TRY(hd_api_messages(in, out));
+    HD_TRY(hd_api_tools(in, out));
     return hd_api_template(in, out);
 }
 

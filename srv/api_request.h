@@ -19,7 +19,8 @@ enum {
     HD_API_CHOICE_MAX = 256, /* prompts times n */
     HD_API_MESSAGE_MAX = 4096,
     HD_API_STOP_BYTES_MAX = 1024,
-    HD_API_COMPLETION_TOKENS = 16 /* max_tokens of a completion that does not say */
+    HD_API_COMPLETION_TOKENS = 16, /* max_tokens of a completion that does not say */
+    HD_API_FIM_TOKENS = 4096       /* the same with a suffix: DeepSeek's bound */
 };
 
 typedef struct hd_api_prompt {
@@ -36,10 +37,21 @@ typedef struct hd_api_request {
 
     hd_message *message; /* chat: [n_message] */
     size_t n_message;
-    bool continue_final, no_generation_prompt;
+    int open_call_ix;    /* the last message with calls, when not all are answered; -1: none */
+    int no_reasoning_ix; /* after the last user's, the first message with calls that came without
+                            the reasoning that led to them; -1: none */
+    hd_tool *tool;       /* [n_tool] */
+    size_t n_tool;
+    enum hd_tool_choice tool_choice;
+    hd_str forced_tool;
+    int max_call; /* 0: no bound */
+    bool continue_final, no_generation_prompt, keep_reasoning;
     enum hd_api_thinking thinking;
+    int effort; /* 1..100; 0: not said */
+    hd_str task;
     hd_api_prompt *prompt; /* completion: [n_prompt] */
     size_t n_prompt;
+    hd_str suffix; /* completion: what follows the hole; empty: none */
 
     int n, max_tokens, min_tokens; /* max_tokens 0: until the context is full */
     hd_sampling sampling;          /* its bias is in the arena */
@@ -64,13 +76,15 @@ const hd_model_alias *hd_model_alias_find(hd_str name);
 
 HD_MUST_CHECK hd_status hd_api_parse(enum hd_api_kind kind, hd_str body, hd_arena *arena,
                                      hd_api_request *out, hd_api_error *error);
-/* messages alone, as /tokenize takes them. */
+/* The parts of a chat body that make its prompt, in this order, as /tokenize takes them: messages;
+ * tools, tool_choice, parallel_tool_calls; add_generation_prompt, continue_final_message, thinking
+ * and its other spellings. */
 HD_MUST_CHECK hd_status hd_api_messages(const hd_api_in *in, hd_api_request *out);
-/* The ids of the parsed messages (hd_engine_free_ids); as hd_engine_chat. */
+HD_MUST_CHECK hd_status hd_api_tools(const hd_api_in *in, hd_api_request *out);
+HD_MUST_CHECK hd_status hd_api_template(const hd_api_in *in, hd_api_request *out);
+/* The ids of a parsed chat (hd_engine_free_ids); as hd_engine_chat. */
 HD_MUST_CHECK hd_status hd_api_chat_ids(const hd_engine *e, const hd_api_request *q,
                                         hd_token_list *out, hd_chat_start *start,
                                         hd_api_error *error);
-/* add_generation_prompt, continue_final_message, thinking and its other spellings. */
-HD_MUST_CHECK hd_status hd_api_template(const hd_api_in *in, hd_api_request *out);
 
 #endif

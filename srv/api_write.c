@@ -3,6 +3,7 @@
 
 #include "base/utf8.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- logprob items ---- */
@@ -146,7 +147,29 @@ static void count_token(hd_choice *ch, hd_str bytes) {
 
 /* ---- events ---- */
 
+static hd_gen_call *add_call(hd_choice *ch) {
+    ch->call = hd_realloc(ch->call, (ch->n_call + 1) * sizeof *ch->call);
+    hd_gen_call *c = &ch->call[ch->n_call++];
+    *c = (hd_gen_call){0};
+    hd_buf_init(&c->name, HD_COLLECTED_BYTES_MAX);
+    hd_buf_init(&c->arguments, HD_COLLECTED_BYTES_MAX);
+    char hex[33];
+    hd_make_id(hex);
+    snprintf(c->id, sizeof c->id, "call_%.24s", hex);
+    return c;
+}
+
+static void take_call(hd_choice *ch, const hd_call_delta *d) {
+    if (d->name.len > 0) {
+        hd_gen_call *c = add_call(ch);
+        hd_buf_add(&c->name, d->name.ptr, d->name.len);
+    }
+    HD_ASSERT((size_t)d->index + 1 == ch->n_call);
+    hd_buf_add(&ch->call[d->index].arguments, d->arguments.ptr, d->arguments.len);
+}
+
 static void take_text(hd_choice *ch, hd_text_out out) {
+    for (size_t i = 0; i < out.n_call; i++) take_call(ch, &out.call[i]);
     hd_buf_add(&ch->reasoning, out.reasoning.ptr, out.reasoning.len);
     hd_buf_add(&ch->content, out.content.ptr, out.content.len);
     release_held(ch, out.n_out);
@@ -174,16 +197,36 @@ static void take_token(hd_choice *ch, const hd_gen_event *ev, const hd_top_logpr
     ch->n_byte = out.n_in;
     ch->in_reasoning = out.in_reasoning;
     ch->n_reasoning += was_reasoning || out.in_reasoning;
+    ch->is_cut = out.stopped;
+    ch->by_stop = out.stopped && out.stop_ix >= 0;
     take_text(ch, out);
 }
 
 void hd_write_event(hd_choice *ch, const hd_gen_event *ev, const hd_top_logprob *top) {
     ch->n_hit = ev->n_hit;
-    ch->n_generated = ev->n_generated;
-    if (ev->token >= 0) take_token(ch, ev, top);
+    if (!ch->is_cut) ch->n_generated = ev->n_generated;
+    if (ev->token >= 0 && !ch->is_cut) take_token(ch, ev, top);
     if (ev->finish == HD_FINISH_NONE) return;
-    ch->finish = ev->finish;
+    ch->finish = ch->is_cut ? HD_FINISH_STOP : ev->finish;
     take_text(ch, hd_text_stream_end(ch->text));
+}
+
+void hd_write_forced(hd_choice *ch, const int32_t *id, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        hd_text_out out = hd_text_stream_feed(ch->text, id[i]);
+        ch->n_byte = out.n_in;
+        take_text(ch, out);
+    }
+}
+
+/* A call that a stop string cut off is none to carry out. */
+const char *hd_choice_finish(const hd_choice *ch) {
+    if (ch->finish == HD_FINISH_NONE) return NULL;
+    if (ch->finish == HD_FINISH_LENGTH) return "length";
+    if (ch->n_call == 0) return "stop";
+    bool is_whole =
+        !ch->by_stop || hd_api_is_object(hd_buf_str(&ch->call[ch->n_call - 1].arguments));
+    return is_whole ? "tool_calls" : "stop";
 }
 
 void hd_write_echo(hd_generation *g) {
@@ -238,9 +281,35 @@ static void head(hd_json *j, const hd_generation *g, const char *object) {
     hd_json_str_c(j, fingerprint);
 }
 
-static void finish_reason(hd_json *j, enum hd_finish f) {
+/* One call: whole, or the parts of it that one delta of a stream has. */
+enum call_part { CALL_WHOLE, CALL_BEGIN, CALL_ARGUMENTS };
+
+static void tool_call(hd_json *j, const hd_choice *ch, size_t ix, enum call_part part) {
+    const hd_gen_call *c = &ch->call[ix];
+    hd_json_object(j);
+    if (part != CALL_WHOLE) {
+        hd_json_key(j, "index");
+        hd_json_int(j, (int64_t)ix);
+    }
+    if (part != CALL_ARGUMENTS) {
+        hd_json_key(j, "id");
+        hd_json_str_c(j, c->id);
+        hd_json_key(j, "type");
+        hd_json_str_c(j, "function");
+    }
+    hd_json_key(j, "function");
+    hd_json_object(j);
+    if (part != CALL_ARGUMENTS) str(j, "name", hd_buf_str(&c->name));
+    hd_str all = hd_buf_str(&c->arguments);
+    hd_str part_of[] = {all, {"", 0}, {all.ptr + c->n_told, all.len - c->n_told}};
+    str(j, "arguments", part_of[part]);
+    hd_json_object_end(j);
+    hd_json_object_end(j);
+}
+
+static void finish_reason(hd_json *j, const char *why) {
     hd_json_key(j, "finish_reason");
-    hd_json_str_c(j, f == HD_FINISH_NONE ? NULL : f == HD_FINISH_LENGTH ? "length" : "stop");
+    hd_json_str_c(j, why);
 }
 
 /* `logprobs`, null when not asked for (or nothing came with this chunk). */
@@ -295,8 +364,9 @@ static void usage(hd_json *j, const hd_generation *g) {
 
 /* ---- streams ---- */
 
-enum piece { PIECE_ROLE, PIECE_TEXT, PIECE_END };
+enum piece { PIECE_ROLE, PIECE_TEXT, PIECE_CALL, PIECE_ARGUMENTS, PIECE_END };
 
+/* Of the calls, a delta has the first that is not told. */
 static void delta(hd_json *j, const hd_choice *ch, enum piece what) {
     hd_json_key(j, "delta");
     hd_json_object(j);
@@ -308,6 +378,11 @@ static void delta(hd_json *j, const hd_choice *ch, enum piece what) {
         if (ch->reasoning.len > 0) str(j, "reasoning_content", hd_buf_str(&ch->reasoning));
         if (ch->content.len > 0 || ch->reasoning.len == 0)
             str(j, "content", hd_buf_str(&ch->content));
+    } else if (what != PIECE_END) {
+        hd_json_key(j, "tool_calls");
+        hd_json_array(j);
+        tool_call(j, ch, ch->first_untold, what == PIECE_CALL ? CALL_BEGIN : CALL_ARGUMENTS);
+        hd_json_array_end(j);
     }
     hd_json_object_end(j);
 }
@@ -331,8 +406,8 @@ static void chunk(hd_choice *ch, enum piece what, hd_buf *out) {
     else
         str(&j, "text", what == PIECE_TEXT ? hd_buf_str(&ch->content) : (hd_str){"", 0});
     bool has_logprobs = ch->logprobs[0].len > 0 || ch->logprobs[1].len > 0;
-    logprobs(&j, ch, what == PIECE_TEXT && has_logprobs);
-    finish_reason(&j, what == PIECE_END ? ch->finish : HD_FINISH_NONE);
+    logprobs(&j, ch, what != PIECE_ROLE && what != PIECE_END && has_logprobs);
+    finish_reason(&j, what == PIECE_END ? hd_choice_finish(ch) : NULL);
     if (g->request.return_token_ids) {
         if (!is_chat && is_first) prompt_ids(&j, g, (size_t)ch->prompt_ix);
         static const hd_buf none;
@@ -353,12 +428,32 @@ static void chunk(hd_choice *ch, enum piece what, hd_buf *out) {
     for (int i = 0; i < 4; i++) hd_buf_clear(&ch->logprobs[i]);
 }
 
+static bool has_untold_calls(const hd_choice *ch) {
+    if (ch->first_untold == ch->n_call) return false;
+    const hd_gen_call *c = &ch->call[ch->first_untold];
+    return !c->is_told || c->n_told < c->arguments.len || ch->first_untold + 1 < ch->n_call;
+}
+
+/* Each call's name, then what is new of its arguments. The last call may still grow. */
+static void call_chunks(hd_choice *ch, hd_buf *out) {
+    for (;; ch->first_untold++) {
+        hd_gen_call *c = &ch->call[ch->first_untold];
+        if (!c->is_told) chunk(ch, PIECE_CALL, out);
+        c->is_told = true;
+        if (c->n_told < c->arguments.len) chunk(ch, PIECE_ARGUMENTS, out);
+        c->n_told = c->arguments.len;
+        if (ch->first_untold + 1 == ch->n_call) return;
+    }
+}
+
 void hd_write_chunk(hd_choice *ch, bool is_last, hd_buf *out) {
-    bool has_text = ch->content.len > 0 || ch->reasoning.len > 0 || ch->logprobs[0].len > 0 ||
-                    ch->logprobs[1].len > 0;
-    if (!has_text && !is_last) return;
+    bool has_text = ch->content.len > 0 || ch->reasoning.len > 0;
+    bool has_logprobs = ch->logprobs[0].len > 0 || ch->logprobs[1].len > 0;
+    bool has_calls = has_untold_calls(ch);
+    if (!has_text && !has_logprobs && !has_calls && !is_last) return;
     if (!ch->has_role && ch->generation->request.kind == HD_API_CHAT) chunk(ch, PIECE_ROLE, out);
-    if (has_text) chunk(ch, PIECE_TEXT, out);
+    if (has_text || (has_logprobs && !has_calls)) chunk(ch, PIECE_TEXT, out);
+    if (has_calls) call_chunks(ch, out);
     if (is_last) chunk(ch, PIECE_END, out);
 }
 
@@ -386,8 +481,19 @@ static void choice(hd_json *j, const hd_choice *ch) {
         hd_json_object(j);
         hd_json_key(j, "role");
         hd_json_str_c(j, "assistant");
-        str(j, "content", hd_buf_str(&ch->content));
+        if (ch->content.len > 0 || ch->n_call == 0) {
+            str(j, "content", hd_buf_str(&ch->content));
+        } else {
+            hd_json_key(j, "content");
+            hd_json_null(j);
+        }
         if (ch->reasoning.len > 0) str(j, "reasoning_content", hd_buf_str(&ch->reasoning));
+        if (ch->n_call > 0) {
+            hd_json_key(j, "tool_calls");
+            hd_json_array(j);
+            for (size_t i = 0; i < ch->n_call; i++) tool_call(j, ch, i, CALL_WHOLE);
+            hd_json_array_end(j);
+        }
         hd_json_key(j, "refusal");
         hd_json_null(j);
         hd_json_object_end(j);
@@ -395,7 +501,7 @@ static void choice(hd_json *j, const hd_choice *ch) {
         str(j, "text", hd_buf_str(&ch->content));
     }
     logprobs(j, ch, g->request.sampling.n_top_logprob >= 0);
-    finish_reason(j, ch->finish);
+    finish_reason(j, hd_choice_finish(ch));
     if (g->request.return_token_ids) {
         items(j, "token_ids", &ch->ids);
         if (g->request.kind == HD_API_COMPLETION) prompt_ids(j, g, (size_t)ch->prompt_ix);

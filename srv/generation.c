@@ -48,7 +48,7 @@ static bool on_event(void *user, const hd_event *ev) {
         g->failure = HD_E_UNAVAILABLE;
         snprintf(g->failure_text, sizeof g->failure_text, "the client reads too slowly");
     }
-    if (is_last && g->failure == HD_OK && !c->is_cancelled &&
+    if (is_last && g->failure == HD_OK && !c->is_cancelled && !ch->is_ended_here &&
         (ev->finish == HD_FINISH_ERROR || ev->finish == HD_FINISH_CANCELLED)) {
         bool is_error = ev->finish == HD_FINISH_ERROR && ev->status != HD_OK;
         g->failure = is_error ? ev->status : HD_E_UNAVAILABLE;
@@ -85,7 +85,9 @@ static hd_status resolve_model(hd_generation *g, hd_api_error *e) {
         return HD_E_NOT_FOUND;
     }
     if (q->thinking == HD_API_THINK_UNSET)
-        q->thinking = alias->thinks ? HD_API_THINK_ON : HD_API_THINK_OFF;
+        q->thinking = alias->thinks         ? HD_API_THINK_ON
+                      : info->always_thinks ? HD_API_THINK_UNSET
+                                            : HD_API_THINK_OFF;
     return HD_OK;
 }
 
@@ -119,6 +121,11 @@ static hd_status render_prompts(hd_generation *g, hd_chat_start *start, hd_api_e
     for (size_t i = 0; i < g->n_prompt; i++) {
         const hd_api_prompt *p = &q->prompt[i];
         if (p->id) continue; /* taken as they are */
+        if (q->suffix.len > 0) {
+            hd_status s = hd_engine_fim(g->engine, p->text, q->suffix, &g->prompt[i]);
+            if (s != HD_OK) return hd_api_fail_last(e, s, "suffix");
+            continue;
+        }
         hd_status s = hd_engine_tokenize(g->engine, p->text, true, true, &g->prompt[i]);
         if (s != HD_OK) return hd_api_fail_last(e, s, "prompt");
         if (g->prompt[i].n == 0) return hd_api_fail(e, HD_E_INVALID, "prompt", "'prompt' is empty");
@@ -138,12 +145,17 @@ static hd_status make_choices(hd_generation *g, const hd_chat_start *start, hd_a
     g->choice = hd_alloc_zero((size_t)g->n_choice, sizeof *g->choice);
     hd_text_stream_options o = {.in_reasoning = start->in_reasoning,
                                 .strip_space = start->strip_space,
+                                .n_forced = (int)start->n_forced,
                                 .split_reasoning = q->kind == HD_API_CHAT,
                                 .keep_special = q->keep_special,
                                 .include_stop = q->include_stop,
                                 .stop = q->stop,
                                 .n_stop = q->n_stop,
-                                .min_tokens = q->min_tokens};
+                                .min_tokens = q->min_tokens,
+                                .parse_tools = q->n_tool > 0 && q->tool_choice != HD_TOOL_NONE,
+                                .tool = q->tool,
+                                .n_tool = q->n_tool,
+                                .max_call = q->max_call};
     for (int i = 0; i < g->n_choice; i++) {
         hd_choice *ch = &g->choice[i];
         *ch = (hd_choice){.generation = g, .ix = i, .prompt_ix = i / q->n};
@@ -154,6 +166,9 @@ static hd_status make_choices(hd_generation *g, const hd_chat_start *start, hd_a
         for (int k = 0; k < 4; k++) hd_buf_init(&ch->logprobs[k], HD_COLLECTED_BYTES_MAX);
         hd_status s = hd_text_stream_new(g->engine, &o, &ch->text);
         if (s != HD_OK) return hd_api_fail_last(e, s, NULL);
+        size_t n;
+        const int32_t *id = hd_generation_prompt(g, (size_t)ch->prompt_ix, &n);
+        hd_write_forced(ch, id + n - start->n_forced, start->n_forced);
     }
     return HD_OK;
 }
@@ -256,6 +271,11 @@ void hd_generation_free(hd_generation *g) {
         hd_buf_fini(&ch->ids);
         for (int k = 0; k < 4; k++) hd_buf_fini(&ch->logprobs[k]);
         hd_free(ch->held);
+        for (size_t k = 0; k < ch->n_call; k++) {
+            hd_buf_fini(&ch->call[k].name);
+            hd_buf_fini(&ch->call[k].arguments);
+        }
+        hd_free(ch->call);
     }
     for (size_t i = 0; i < g->n_prompt && g->prompt; i++) hd_engine_free_ids(&g->prompt[i]);
     hd_free(g->prompt);
@@ -288,8 +308,8 @@ static void note(hd_call *c) {
     const hd_generation *g = c->generation;
     c->model = g->model;
     c->usage = hd_generation_usage(g);
-    if (g->n_choice > 0)
-        c->finish = g->choice[g->n_choice - 1].finish == HD_FINISH_LENGTH ? "length" : "stop";
+    const char *why = g->n_choice > 0 ? hd_choice_finish(&g->choice[g->n_choice - 1]) : NULL;
+    if (why) c->finish = why;
 }
 
 void hd_generation_abandon(hd_call *c) {
@@ -347,6 +367,15 @@ static void send_last(hd_call *c) {
     if (hd_conn_stream_send(c->conn, hd_buf_str(b))) hd_conn_stream_end(c->conn);
 }
 
+/* The answer is complete though the engine would go on. Its last event is waited for. */
+static void end_early(hd_generation *g, hd_choice *ch) {
+    pthread_mutex_lock(&g->call->mu);
+    bool is_new = !ch->is_ended_here;
+    ch->is_ended_here = true;
+    pthread_mutex_unlock(&g->call->mu);
+    if (is_new) hd_request_cancel(g->engine, ch->id);
+}
+
 /* Feeds the events to their choices; SSE chunks go to `out`. */
 static void digest(hd_generation *g, hd_buf *out) {
     const hd_top_logprob *top = g->reading.top;
@@ -356,9 +385,10 @@ static void digest(hd_generation *g, hd_buf *out) {
         if (g->call->first_token_ns == 0) g->call->first_token_ns = ev->first_token_ns;
         hd_write_event(ch, ev, top);
         top += ev->n_top;
-        if (ev->finish != HD_FINISH_NONE) {
+        if (ev->finish != HD_FINISH_NONE)
             g->n_open--;
-        }
+        else if (ch->is_cut)
+            end_early(g, ch);
         if (g->request.stream) hd_write_chunk(ch, ev->finish != HD_FINISH_NONE, out);
     }
     g->reading.n_event = g->reading.n_top = 0;
@@ -369,6 +399,7 @@ static bool has_overflowed(const hd_generation *g) {
         const hd_choice *ch = &g->choice[i];
         bool over = ch->content.overflowed || ch->reasoning.overflowed || ch->ids.overflowed;
         for (int k = 0; k < 4; k++) over |= ch->logprobs[k].overflowed;
+        if (ch->n_call > 0) over |= ch->call[ch->n_call - 1].arguments.overflowed;
         if (over) return true;
     }
     return false;

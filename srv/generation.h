@@ -40,6 +40,14 @@ typedef struct hd_gen_token {
     bool is_reasoning;
 } hd_gen_token;
 
+/* A tool call of an answer. */
+typedef struct hd_gen_call {
+    char id[32]; /* "call_..." */
+    hd_buf name, arguments;
+    bool is_told;  /* a stream's first delta of it went out */
+    size_t n_told; /* bytes of the arguments that went out */
+} hd_gen_call;
+
 typedef struct hd_choice {
     struct hd_generation *generation;
     int ix, prompt_ix;
@@ -47,16 +55,21 @@ typedef struct hd_choice {
     hd_text_stream *text;
     bool has_role;     /* the stream's first delta went out */
     bool in_reasoning; /* after the last token */
+    bool is_cut;       /* the text ended before the engine did: what still comes is not used */
+    bool by_stop;      /* a stop string ended the text */
     enum hd_finish finish;
     int n_hit, n_generated, n_reasoning;
-    size_t n_byte, n_char;     /* where the next token begins in the text */
-    char tail[4];              /* [n_tail] a character that has begun; n_char counts it */
+    size_t n_byte, n_char; /* where the next token begins in the text */
+    char tail[4];          /* [n_tail] a character that has begun; n_char counts it */
     size_t n_tail;
     hd_buf content, reasoning; /* text: of the whole answer, or of the chunk being built */
     hd_buf ids;                /* token ids, JSON items; the same */
     hd_buf logprobs[4];        /* JSON items, see api_write.h; the same */
     hd_gen_token *held;        /* [n_held] */
     size_t n_held, held_room;
+    hd_gen_call *call; /* [n_call] */
+    size_t n_call, first_untold;
+    bool is_ended_here; /* under call->mu: cancelled because it is_cut, which is no failure */
 } hd_choice;
 
 typedef struct hd_generation {

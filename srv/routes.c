@@ -15,6 +15,7 @@ static const hd_route rows[] = {
     {"POST", "/beta/completions", HD_ROUTE_POOL, true, true, false, hd_handle_completion},
     {"POST", "/tokenize", HD_ROUTE_POOL, true, true, false, hd_handle_tokenize},
     {"POST", "/detokenize", HD_ROUTE_POOL, true, true, false, hd_handle_detokenize},
+    {"POST", "/apply-template", HD_ROUTE_POOL, true, true, false, hd_handle_apply_template},
     {"GET", "/v1/models", HD_ROUTE_HERE, true, true, true, hd_handle_models},
     {"GET", "/models", HD_ROUTE_HERE, true, true, true, hd_handle_models},
     {"GET", "/beta/models", HD_ROUTE_HERE, true, true, true, hd_handle_models},

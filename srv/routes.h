@@ -31,6 +31,7 @@ void hd_handle_chat(hd_call *c);
 void hd_handle_completion(hd_call *c);
 void hd_handle_tokenize(hd_call *c);
 void hd_handle_detokenize(hd_call *c);
+void hd_handle_apply_template(hd_call *c);
 void hd_handle_models(hd_call *c);
 void hd_handle_model(hd_call *c);
 void hd_handle_health(hd_call *c);

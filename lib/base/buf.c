@@ -156,8 +156,8 @@ static void quoted(hd_buf *b, const char *p, size_t n) {
             hd_buf_add_c(b, "\xEF\xBF\xBD");
         } else if (c == '"' || c == '\\') {
             hd_buf_addf(b, "\\%c", c);
-        } else if (c == '\n') {
-            hd_buf_add_c(b, "\\n");
+        } else if (c >= '\b' && c <= '\r' && c != '\v') {
+            hd_buf_addf(b, "\\%c", "btn.fr"[c - '\b']);
         } else {
             hd_buf_addf(b, "\\u%04x", c);
         }

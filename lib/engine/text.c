@@ -83,6 +83,7 @@ hd_status hd_engine_fim(const hd_engine *e, hd_str prefix, hd_str suffix, hd_tok
 hd_status hd_text_stream_new(const hd_engine *e, const hd_text_stream_options *o,
                              hd_text_stream **out) {
     *out = NULL;
+    if (!e->tokenizer && o->n_stop == 0 && !o->parse_tools) return HD_OK;
     HD_TRY(need_tokenizer(e));
     return hd_stream_new(e->tokenizer, e->chat, o, out);
 }
@@ -90,7 +91,9 @@ hd_status hd_text_stream_new(const hd_engine *e, const hd_text_stream_options *o
 void hd_text_stream_free(hd_text_stream *s) { hd_stream_free(s); }
 
 hd_text_out hd_text_stream_feed(hd_text_stream *s, int32_t token) {
-    return hd_stream_feed(s, token);
+    return s ? hd_stream_feed(s, token) : (hd_text_out){.stop_ix = -1};
 }
 
-hd_text_out hd_text_stream_end(hd_text_stream *s) { return hd_stream_end(s); }
+hd_text_out hd_text_stream_end(hd_text_stream *s) {
+    return s ? hd_stream_end(s) : (hd_text_out){.stop_ix = -1};
+}

@@ -108,6 +108,7 @@ bool hd_chat_thinks_by_default(const hd_chat_encoding *e) {
 }
 bool hd_chat_always_thinks(const hd_chat_encoding *e) { return e->thinking == HD_CHAT_ALWAYS; }
 bool hd_chat_can_call_tools(const hd_chat_encoding *e) { return e->tools != HD_TOOLS_NONE; }
+bool hd_chat_keeps_reasoning(const hd_chat_encoding *e) { return e->keeps_reasoning; }
 
 int hd_chat_end_tokens(const hd_chat_encoding *e, const hd_tokenizer *t,
                        int32_t out[HD_CHAT_END_MAX]) {

@@ -51,6 +51,7 @@ struct hd_chat_encoding {
     enum hd_chat_thinking thinking;
     enum hd_tool_format tools;
     const char *const *end_token; /* end an answer besides eos; ended by NULL */
+    bool keeps_reasoning;         /* of messages with tool calls after the last user's */
     bool strip_newlines;          /* around </think> they are no part of the texts */
     void (*write)(hd_chat_writer *w);
     const hd_chat_turns *turns;

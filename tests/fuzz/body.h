@@ -14,6 +14,32 @@ static void fuzz_check(bool ok) {
     if (!ok) abort();
 }
 
+/* What a chat encoding relies on. */
+static void fuzz_tools(const hd_api_request *q) {
+    fuzz_check(q->tool_choice != HD_TOOL_REQUIRED || q->n_tool > 0);
+    bool is_forced = q->forced_tool.len == 0;
+    for (size_t i = 0; i < q->n_tool; i++) {
+        const hd_tool *t = &q->tool[i];
+        fuzz_check(t->name.len >= 1 && t->name.len <= 64);
+        fuzz_check(hd_api_is_object(t->parameters) && hd_api_is_object(t->function));
+        fuzz_check(hd_utf8_is_valid(t->description.ptr, t->description.len));
+        for (size_t k = 0; k < i; k++) fuzz_check(!hd_str_eq(t->name, q->tool[k].name));
+        if (hd_str_eq(t->name, q->forced_tool)) is_forced = true;
+    }
+    fuzz_check(is_forced);
+}
+
+static void fuzz_message(const hd_message *m) {
+    fuzz_check(hd_utf8_is_valid(m->content.ptr, m->content.len));
+    fuzz_check(hd_utf8_is_valid(m->reasoning.ptr, m->reasoning.len));
+    fuzz_check(m->n_call == 0 || m->role == HD_ROLE_ASSISTANT);
+    fuzz_check((m->role == HD_ROLE_TOOL) == (m->call_id.ptr != NULL));
+    for (size_t i = 0; i < m->n_call; i++) {
+        fuzz_check(m->call[i].id.len > 0 && m->call[i].name.len > 0);
+        fuzz_check(hd_api_is_object(m->call[i].arguments));
+    }
+}
+
 static void fuzz_taken(enum hd_api_kind kind, const hd_api_request *q) {
     const hd_sampling *s = &q->sampling;
     fuzz_check(q->n >= 1 && q->n <= HD_API_N_MAX);
@@ -28,15 +54,17 @@ static void fuzz_taken(enum hd_api_kind kind, const hd_api_request *q) {
         fuzz_check(q->stop[i].len > 0 && hd_utf8_is_valid(q->stop[i].ptr, q->stop[i].len));
     if (kind == HD_API_CHAT) {
         fuzz_check(q->n_message >= 1 && q->n_message <= HD_API_MESSAGE_MAX);
-        for (size_t i = 0; i < q->n_message; i++)
-            fuzz_check(hd_utf8_is_valid(q->message[i].content.ptr, q->message[i].content.len));
+        for (size_t i = 0; i < q->n_message; i++) fuzz_message(&q->message[i]);
+        fuzz_tools(q);
         if (q->continue_final) fuzz_check(q->message[q->n_message - 1].role == HD_ROLE_ASSISTANT);
+        fuzz_check(q->effort >= 0 && q->effort <= 100 && q->max_call >= 0);
         return;
     }
     fuzz_check(q->n_prompt >= 1 && q->n_prompt * (size_t)q->n <= HD_API_CHOICE_MAX);
     for (size_t i = 0; i < q->n_prompt; i++) {
         fuzz_check(!q->prompt[i].id || q->prompt[i].n_id > 0);
         for (size_t k = 0; k < q->prompt[i].n_id; k++) fuzz_check(q->prompt[i].id[k] >= 0);
+        fuzz_check(q->suffix.len == 0 || !q->prompt[i].id);
     }
 }
 

@@ -275,3 +275,55 @@ test('keys come from a file too; the port file holds the port', async () => {
     assert.equal((await get('from-file')).headers.get('access-control-allow-origin'), '*');
     await server.stop();
 });
+
+test('a model without tokenizer answers ids with ids', async () => {
+    const family = join(process.env.HADAL_SOURCE_DIR, 'tests/golden/families/llama');
+    const { cases } = JSON.parse(readFileSync(join(family, 'cases.json'), 'utf8'));
+    const { ids: prompt } = cases.at(-1);
+    const server = await startServer('--model', family, '--backend', 'ref');
+    const ask = { prompt, temperature: 0, max_tokens: 4, return_token_ids: true };
+    const whole = await (await post(server, '/v1/completions', ask)).json();
+    const [choice] = whole.choices;
+    assert.equal(choice.text, '');
+    assert.equal(choice.finish_reason, 'length');
+    assert.equal(choice.token_ids.length, 4);
+    assert.equal(choice.token_ids[0], cases.at(-1).last_logits.indexOf(Math.max(...cases.at(-1).last_logits)));
+    assert.equal(whole.usage.total_tokens, prompt.length + 4);
+    const pieces = await streamed(server, '/v1/completions', ask);
+    assert.ok(pieces.done);
+    assert.deepEqual(pieces.chunks.flatMap((c) => c.choices[0].token_ids), choice.token_ids);
+    for (const body of [{ ...ask, stop: 'a' }, { prompt: 'a' }]) {
+        const refused = await post(server, '/v1/completions', body);
+        assert.equal(refused.status, 501);
+        assert.match((await refused.json()).error.message, /has no tokenizer: only token ids/);
+    }
+    await server.stop();
+});
+
+test('tools: whole and streamed are the same call; its answer goes back', async () => {
+    const server = await startServer();
+    const tools = [{ type: 'function', function: { name: 'get_weather', description: 'Get the weather',
+        parameters: { type: 'object', properties: { city: { type: 'string' } }, required: ['city'] } } }];
+    const ask = { tools, messages: user('What is the weather in Paris?') };
+    const { choices: [{ message, finish_reason }] } = await chat(server, ask);
+    assert.equal(finish_reason, 'tool_calls');
+    assert.deepEqual(message.tool_calls.map((c) => [c.type, c.function.name, JSON.parse(c.function.arguments)]),
+        [['function', 'get_weather', { city: 'Paris' }]]);
+    for (const more of [{}, { tool_choice: { type: 'function', function: { name: 'get_weather' } } }]) {
+        const { chunks, done } = await streamed(server, '/v1/chat/completions', { ...ask, ...more });
+        const calls = chunks.flatMap((c) => c.choices[0].delta.tool_calls ?? []);
+        assert.ok(done && calls.every((c) => c.index === 0));
+        assert.equal(calls[0].function.name, 'get_weather');
+        assert.equal(calls.map((c) => c.function.arguments).join(''), message.tool_calls[0].function.arguments);
+        assert.equal(chunks.at(-1).choices[0].finish_reason, 'tool_calls');
+    }
+    const next = [...ask.messages, message, { role: 'tool', tool_call_id: message.tool_calls[0].id, content: '7 degrees' }];
+    const answer = (await chat(server, { tools, messages: next })).choices[0];
+    assert.equal(answer.finish_reason, 'stop');
+    assert.ok(answer.message.content.length > 0 && !('tool_calls' in answer.message));
+    const { prompt } = await (await post(server, '/apply-template', { tools, messages: next })).json();
+    const { tokens } = await (await post(server, '/tokenize', { tools, messages: next })).json();
+    assert.equal((await (await post(server, '/detokenize', { tokens })).json()).prompt, prompt);
+    assert.ok(prompt.includes(`get_weather<｜tool▁sep｜>${message.tool_calls[0].function.arguments}<｜tool▁call▁end｜>`));
+    await server.stop();
+});

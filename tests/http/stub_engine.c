@@ -2,8 +2,10 @@
  * itself. A test reads what was submitted and says what happens next, so that every state a request
  * can be in (queued, silent, streaming, failed) is reached on purpose.
  *
- * Tokens 0..255 are bytes; 256 begins, 257 ends, 258 and 259 are <think> and </think>. Included in
- * the source of one test program; the linker takes its definitions instead of the library's. */
+ * Tokens 0..255 are bytes; 256 begins, 257 ends, 258 and 259 are <think> and </think>; 260 begins a
+ * tool call, 261 ends its name, 262 ends it; 263 and 264 mark and close a hole. A stop string is
+ * one byte. Included in the source of one test program; the linker takes its definitions instead of
+ * the library's. */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/utf8.h"
@@ -14,7 +16,19 @@
 #include <string.h>
 #include <time.h>
 
-enum { STUB_BOS = 256, STUB_EOS, STUB_THINK, STUB_END_THINK, STUB_VOCAB = 300, STUB_MAX = 4096 };
+enum {
+    STUB_BOS = 256,
+    STUB_EOS,
+    STUB_THINK,
+    STUB_END_THINK,
+    STUB_CALL,
+    STUB_SEP,
+    STUB_END_CALL,
+    STUB_HOLE,
+    STUB_END_FIM,
+    STUB_VOCAB = 300,
+    STUB_MAX = 4096
+};
 
 typedef struct stub_request {
     uint64_t id;
@@ -104,7 +118,10 @@ static hd_engine *stub_open(void) {
                                .model_hash = "0123456789abcdef0123456789abcdef",
                                .max_model_len = 64,
                                .n_vocab = STUB_VOCAB,
+                               .chat_encoding = "stub",
                                .can_think = true,
+                               .can_call_tools = true,
+                               .has_fim = true,
                                .bos = STUB_BOS,
                                .eos = STUB_EOS};
     pthread_create(&e->thread, NULL, stub_run, e);
@@ -279,58 +296,142 @@ void hd_engine_detokenize(const hd_engine *e, const int32_t *id, size_t n, bool 
     }
 }
 
-hd_status hd_engine_chat(const hd_engine *e, const hd_chat_prompt *in, hd_token_list *out,
+static void stub_add_text(const hd_engine *e, hd_token_list *l, hd_str text) {
+    hd_token_list one;
+    HD_ASSERT(hd_engine_tokenize(e, text, false, false, &one) == HD_OK);
+    for (size_t k = 0; k < one.n; k++) stub_add(l, one.id[k]);
+    hd_engine_free_ids(&one);
+}
+
+static void stub_add_call(const hd_engine *e, hd_token_list *l, const hd_tool_call *c) {
+    stub_add(l, STUB_CALL);
+    stub_add_text(e, l, c->name);
+    stub_add(l, STUB_SEP);
+    stub_add_text(e, l, c->arguments);
+    stub_add(l, STUB_END_CALL);
+}
+
+/* The names of the tools; each message: reasoning, content, calls. */
+hd_status hd_engine_chat(const hd_engine *e, const hd_chat_prompt *p, hd_token_list *out,
                          hd_chat_start *start) {
     *out = (hd_token_list){0};
+    *start = (hd_chat_start){.in_reasoning = p->thinking};
     stub_add(out, STUB_BOS);
-    for (size_t i = 0; i < in->n_message; i++) {
-        hd_token_list one;
-        HD_TRY(hd_engine_tokenize(e, in->message[i].content, false, false, &one));
-        for (size_t k = 0; k < one.n; k++) stub_add(out, one.id[k]);
-        hd_engine_free_ids(&one);
+    for (size_t i = 0; i < p->n_tool && p->tool_choice != HD_TOOL_NONE; i++)
+        stub_add_text(e, out, p->tool[i].name);
+    for (size_t i = 0; i < p->n_message; i++) {
+        const hd_message *m = &p->message[i];
+        stub_add_text(e, out, m->reasoning);
+        stub_add_text(e, out, m->content);
+        for (size_t k = 0; k < m->n_call; k++) stub_add_call(e, out, &m->call[k]);
     }
-    stub_add(out, in->thinking ? STUB_THINK : STUB_END_THINK);
-    *start = (hd_chat_start){.in_reasoning = in->thinking};
+    if (p->no_generation_prefix || p->continue_final) return HD_OK;
+    stub_add(out, p->thinking ? STUB_THINK : STUB_END_THINK);
+    if (p->tool_choice != HD_TOOL_REQUIRED) return HD_OK;
+    size_t n = out->n;
+    stub_add(out, STUB_CALL);
+    stub_add_text(e, out, p->forced_tool);
+    if (p->forced_tool.len > 0) stub_add(out, STUB_SEP);
+    start->n_forced = out->n - n;
+    return HD_OK;
+}
+
+hd_status hd_engine_fim(const hd_engine *e, hd_str prefix, hd_str suffix, hd_token_list *out) {
+    *out = (hd_token_list){0};
+    if (!e->info.has_fim) return HD_FAIL(UNSUPPORTED, "the tokenizer has no token <hole>");
+    stub_add(out, STUB_BOS);
+    stub_add_text(e, out, prefix);
+    stub_add(out, STUB_HOLE);
+    stub_add_text(e, out, suffix);
+    stub_add(out, STUB_END_FIM);
     return HD_OK;
 }
 
 struct hd_text_stream {
-    bool in_reasoning;
-    char tail[8], shown[16];
-    size_t n_tail, n_in;
+    bool in_reasoning, parse_tools, stopped;
+    enum { STUB_IN_TEXT, STUB_IN_NAME, STUB_IN_ARGUMENTS } at;
+    int max_call, n_call, stop_ix;
+    char stop; /* 0: none */
+    char tail[8], shown[16], name[64];
+    size_t n_tail, n_in, n_name;
+    hd_call_delta delta;
 };
 
 hd_status hd_text_stream_new(const hd_engine *e, const hd_text_stream_options *o,
                              hd_text_stream **out) {
     (void)e;
     *out = hd_alloc_zero(1, sizeof **out);
-    (*out)->in_reasoning = o->in_reasoning;
+    **out = (hd_text_stream){.in_reasoning = o->in_reasoning,
+                             .parse_tools = o->parse_tools,
+                             .max_call = o->max_call,
+                             .stop = o->n_stop > 0 ? o->stop[0].ptr[0] : 0,
+                             .stop_ix = -1};
     return HD_OK;
 }
 void hd_text_stream_free(hd_text_stream *s) { hd_free(s); }
 
-hd_text_out hd_text_stream_feed(hd_text_stream *s, int32_t token) {
-    hd_str text = {"", 0};
-    if (token < 256) {
-        s->tail[s->n_tail++] = (char)token;
-        s->n_in++;
-        if (!hd_utf8_is_partial(s->tail, s->n_tail)) {
-            memcpy(s->shown, s->tail, s->n_tail);
-            text = (hd_str){s->shown, s->n_tail};
-            s->n_tail = 0;
-        }
-    } else if (token == STUB_END_THINK) {
-        s->in_reasoning = false;
-        s->n_in += 8;
+/* The text of one byte more: empty within a character. */
+static hd_str stub_decode(hd_text_stream *s, int32_t byte) {
+    s->tail[s->n_tail++] = (char)byte;
+    s->n_in++;
+    if (hd_utf8_is_partial(s->tail, s->n_tail)) return (hd_str){"", 0};
+    memcpy(s->shown, s->tail, s->n_tail);
+    hd_str text = {s->shown, s->n_tail};
+    s->n_tail = 0;
+    return text;
+}
+
+static void stub_marker(hd_text_stream *s, int32_t token, hd_text_out *o) {
+    s->n_in += token == STUB_EOS || token == STUB_BOS ? 0 : 8;
+    if (token == STUB_END_THINK) s->in_reasoning = false;
+    if (!s->parse_tools) return;
+    if (token == STUB_CALL) {
+        s->at = STUB_IN_NAME;
+        s->n_name = 0;
+    } else if (token == STUB_SEP) {
+        s->at = STUB_IN_ARGUMENTS;
+        s->delta = (hd_call_delta){.index = s->n_call++, .name = {s->name, s->n_name}};
+        o->call = &s->delta;
+        o->n_call = 1;
+    } else if (token == STUB_END_CALL) {
+        s->at = STUB_IN_TEXT;
+        s->stopped = s->max_call > 0 && s->n_call == s->max_call;
     }
-    hd_text_out o = {
-        .in_reasoning = s->in_reasoning, .n_in = s->n_in, .n_out = s->n_in - s->n_tail};
-    if (s->in_reasoning)
-        o.reasoning = text;
-    else
-        o.content = text;
+}
+
+hd_text_out hd_text_stream_feed(hd_text_stream *s, int32_t token) {
+    hd_text_out o = {.stop_ix = -1};
+    if (!s->stopped && token >= 256) stub_marker(s, token, &o);
+    if (!s->stopped && token < 256 && s->stop && (char)token == s->stop) {
+        s->stopped = true;
+        s->stop_ix = 0;
+    }
+    if (!s->stopped && token < 256) {
+        hd_str text = stub_decode(s, token);
+        if (s->at == STUB_IN_NAME) {
+            memcpy(s->name + s->n_name, text.ptr, text.len);
+            s->n_name += text.len;
+        } else if (s->at == STUB_IN_ARGUMENTS && text.len > 0) {
+            s->delta = (hd_call_delta){.index = s->n_call - 1, .arguments = text};
+            o.call = &s->delta;
+            o.n_call = 1;
+        } else if (s->in_reasoning) {
+            o.reasoning = text;
+        } else {
+            o.content = text;
+        }
+    }
+    o.in_reasoning = s->in_reasoning;
+    o.stopped = s->stopped;
+    o.stop_ix = s->stop_ix;
+    o.n_in = s->n_in;
+    o.n_out = s->n_in - s->n_tail;
     return o;
 }
 hd_text_out hd_text_stream_end(hd_text_stream *s) {
-    return (hd_text_out){.in_reasoning = s->in_reasoning, .n_in = s->n_in, .n_out = s->n_in};
+    return (hd_text_out){.in_reasoning = s->in_reasoning,
+                         .stopped = s->stopped,
+                         .stop_ix = s->stop_ix,
+                         .n_in = s->n_in,
+                         .n_out = s->n_in};
 }

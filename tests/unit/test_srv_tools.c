@@ -1,0 +1,459 @@
+/* Tools, thinking and holes on the wire, in front of a stand-in engine: the order of a stream's
+ * events, calls that are cut off, forced and single calls, what is refused. */
+#include "http/client.h"
+#include "http/stub_engine.c"
+
+#include "base/log.h"
+#include "base/metric.h"
+#include "srv/server.h"
+
+typedef struct world {
+    hd_server *server;
+    hd_engine *engine;
+    int port, fd;
+    hd_buf in; /* what came on fd and is not taken yet */
+} world;
+
+static int setup(void **state) {
+    world *w = hd_alloc_zero(1, sizeof *w);
+    hd_server_config config;
+    hd_server_config_init(&config);
+    config.port = 0;
+    hd_metric_reset_all();
+    hd_log_set_level(HD_LOG_OFF);
+    assert_ok(hd_server_open(&config, &w->server));
+    w->port = hd_server_port(w->server);
+    w->engine = stub_open();
+    hd_server_set_engine(w->server, w->engine);
+    hd_buf_init(&w->in, 1 << 20);
+    w->fd = dial(w->port);
+    *state = w;
+    return 0;
+}
+
+static int teardown(void **state) {
+    world *w = *state;
+    close(w->fd);
+    hd_server_stop(w->server);
+    if (hd_server_n_active(w->server) != 0) return -1;
+    hd_engine_close(w->engine);
+    hd_server_free(w->server);
+    hd_buf_fini(&w->in);
+    hd_free(w);
+    return 0;
+}
+
+#define CHAT "/v1/chat/completions"
+#define TOOL(name) "{\"type\":\"function\",\"function\":{\"name\":\"" name "\"}}"
+#define HI "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
+#define TOOLS "\"tools\":[" TOOL("w") "," TOOL("x") "]"
+
+/* Asks on the world's connection; n: how many engine requests there are then, in all. */
+static void begin(world *w, const char *path, const char *body, int n) {
+    put(w->fd, post_text(path, "", body));
+    assert_int_equal(stub_await(w->engine, &w->engine->n, n), n);
+}
+
+static answer finish(world *w) { return take_answer(w->fd, &w->in, false); }
+
+static void say(world *w, int ix, int32_t token) {
+    stub_say(w->engine, ix, (hd_event){.token = token, .logprob = -0.5f, .stop_ix = -1});
+}
+
+static void say_call(world *w, int ix, const char *name, const char *arguments) {
+    say(w, ix, STUB_CALL);
+    stub_text(w->engine, ix, name);
+    say(w, ix, STUB_SEP);
+    stub_text(w->engine, ix, arguments);
+}
+
+/* Each part comes after the one before it. */
+static void expect_order(const answer *a, const char *const *part, size_t n) {
+    const char *at = text_of(a);
+    for (size_t i = 0; i < n; i++) {
+        const char *found = strstr(at, part[i]);
+        if (!found) fail_msg("no '%s' (part %zu) in: %s", part[i], i, at);
+        at = found + strlen(part[i]);
+    }
+}
+#define EXPECT_ORDER(a, ...)                                                                       \
+    expect_order(a, (const char *const[]){__VA_ARGS__},                                            \
+                 sizeof(const char *const[]){__VA_ARGS__} / sizeof(char *))
+
+static int count_of(const char *text, const char *what) {
+    int n = 0;
+    for (const char *at = text; (at = strstr(at, what)) != NULL; at += strlen(what)) n++;
+    return n;
+}
+
+static void expect(world *w, const char *path, const char *body, int code, const char *part) {
+    answer a = ask(w->port, post_text(path, "", body));
+    if (a.code != code || !strstr(text_of(&a), part))
+        fail_msg("%s: expected %d with %s, found %d: %s", body, code, part, a.code, text_of(&a));
+    drop_answer(&a);
+}
+
+/* ---- streams ---- */
+
+static void a_call_streamed(void **state) {
+    world *w = *state;
+    begin(w, CHAT,
+          "{\"stream\":true,\"stream_options\":{\"include_usage\":true},\"thinking\":{\"type\":"
+          "\"enabled\"}," TOOLS "," HI "}",
+          1);
+    stub_text(w->engine, 0, "r");
+    say(w, 0, STUB_END_THINK);
+    stub_text(w->engine, 0, "c");
+    say_call(w, 0, "w", "{}");
+    say(w, 0, STUB_END_CALL);
+    say_call(w, 0, "x", "\xc3\xa9");
+    say(w, 0, STUB_END_CALL);
+    stub_finish(w->engine, 0, HD_FINISH_STOP);
+    answer a = finish(w);
+    EXPECT_ORDER(
+        &a, "\"delta\":{\"role\":\"assistant\",\"content\":\"\"}",
+        "\"delta\":{\"reasoning_content\":\"r\"}", "\"delta\":{\"content\":\"c\"}",
+        "\"delta\":{\"tool_calls\":[{\"index\":0,\"id\":\"call_",
+        "\",\"type\":\"function\",\"function\":{\"name\":\"w\",\"arguments\":\"\"}}]}",
+        "\"delta\":{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"{\"}}]}",
+        "\"delta\":{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"}\"}}]}",
+        "\"delta\":{\"tool_calls\":[{\"index\":1,\"id\":\"call_",
+        "\",\"type\":\"function\",\"function\":{\"name\":\"x\",\"arguments\":\"\"}}]}",
+        "\"delta\":{\"tool_calls\":[{\"index\":1,\"function\":{\"arguments\":\"\xc3\xa9\"}}]}",
+        "\"delta\":{},\"logprobs\":null,\"finish_reason\":\"tool_calls\"",
+        "\"choices\":[],\"usage\":{\"prompt_tokens\":6,\"completion_tokens\":16,\"total_tokens\":"
+        "22,\"prompt_cache_hit_tokens\":3,\"prompt_cache_miss_tokens\":3,",
+        "\"completion_tokens_details\":{\"reasoning_tokens\":2}", "data: [DONE]\n\n");
+    assert_int_equal(count_of(text_of(&a), "\"finish_reason\":null"), 8);
+    drop_answer(&a);
+}
+
+/* Every token of a call has its item; the items come with the call's chunks. */
+static void logprobs_of_calls(void **state) {
+    world *w = *state;
+    for (int is_stream = 0; is_stream < 2; is_stream++) {
+        begin(w, CHAT,
+              is_stream ? "{\"stream\":true,\"logprobs\":true,\"return_token_ids\":true," TOOLS
+                          "," HI "}"
+                        : "{\"logprobs\":true,\"return_token_ids\":true," TOOLS "," HI "}",
+              is_stream + 1);
+        stub_text(w->engine, is_stream, "c");
+        say_call(w, is_stream, "w", "{}");
+        say(w, is_stream, STUB_END_CALL);
+        stub_finish(w->engine, is_stream, HD_FINISH_STOP);
+        answer a = finish(w);
+        assert_int_equal(count_of(text_of(&a), "\"logprob\":-0.5"), 7);
+        if (is_stream)
+            EXPECT_ORDER(&a, "{\"index\":0,\"id\":\"call_", "\"logprobs\":{\"content\":[",
+                         "\"finish_reason\":null,\"token_ids\":[261]", "{\"arguments\":\"{\"}",
+                         "\"token\":\"{\"", "\"token_ids\":[123]");
+        else
+            EXPECT_ORDER(&a, "\"finish_reason\":\"tool_calls\"",
+                         "\"token_ids\":[99,260,119,261,123,125,262,257]");
+        drop_answer(&a);
+    }
+}
+
+static void a_client_that_leaves_within_a_call(void **state) {
+    world *w = *state;
+    begin(w, CHAT, "{\"stream\":true," TOOLS "," HI "}", 1);
+    say_call(w, 0, "w", "{\"a\":");
+    assert_true(await_text(w->fd, &w->in, "{\"arguments\":\":\"}"));
+    close(w->fd);
+    assert_int_equal(stub_await(w->engine, &w->engine->n_cancelled, 1), 1);
+    assert_int_equal(stub_await(w->engine, &w->engine->n_open, 0), 0);
+    w->fd = dial(w->port);
+}
+
+/* ---- whole answers ---- */
+
+static void calls_in_a_whole_answer(void **state) {
+    world *w = *state;
+    begin(w, CHAT, "{\"n\":2," TOOLS "," HI "}", 2);
+    for (int i = 0; i < 2; i++) {
+        if (i == 1) stub_text(w->engine, i, "and");
+        say_call(w, i, "w", "{\"a\":1}");
+        say(w, i, STUB_END_CALL);
+        say_call(w, i, "x", "{}");
+        say(w, i, STUB_END_CALL);
+        stub_finish(w->engine, i, HD_FINISH_STOP);
+    }
+    answer a = finish(w);
+    EXPECT_ORDER(&a,
+                 "\"message\":{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":"
+                 "\"call_",
+                 "\",\"type\":\"function\",\"function\":{\"name\":\"w\",\"arguments\":\"{\\\"a\\\":"
+                 "1}\"}},{\"id\":\"call_",
+                 "\"name\":\"x\",\"arguments\":\"{}\"}}],\"refusal\":null}",
+                 "\"finish_reason\":\"tool_calls\"", "\"content\":\"and\",\"tool_calls\":[",
+                 "\"finish_reason\":\"tool_calls\"",
+                 "\"usage\":{\"prompt_tokens\":6,\"completion_tokens\":39,");
+    char id[4][30];
+    const char *at = text_of(&a);
+    for (int i = 0; i < 4; i++) {
+        at = strstr(at, "\"call_");
+        assert_non_null(at);
+        snprintf(id[i], sizeof id[i], "%.29s", at + 1);
+        assert_int_equal(at[30], '"');
+        for (int k = 0; k < i; k++) assert_string_not_equal(id[i], id[k]);
+        at++;
+    }
+    drop_answer(&a);
+}
+
+/* What was cut off is delivered as far as it came, and says why. */
+static void calls_that_are_cut_off(void **state) {
+    world *w = *state;
+    begin(w, CHAT, "{\"max_tokens\":9," TOOLS "," HI "}", 1);
+    say_call(w, 0, "w", "{\"a\"");
+    stub_finish(w->engine, 0, HD_FINISH_LENGTH);
+    answer a = finish(w);
+    EXPECT_ORDER(&a, "\"name\":\"w\",\"arguments\":\"{\\\"a\\\"\"}",
+                 "\"finish_reason\":\"length\"");
+    drop_answer(&a);
+    begin(w, CHAT, "{\"stop\":\"!\"," TOOLS "," HI "}", 2);
+    say_call(w, 1, "w", "{\"a\"");
+    stub_say(w->engine, 1, (hd_event){.token = '!', .finish = HD_FINISH_STOP});
+    a = finish(w);
+    EXPECT_ORDER(&a, "\"name\":\"w\",\"arguments\":\"{\\\"a\\\"\"}", "\"finish_reason\":\"stop\"");
+    drop_answer(&a);
+    begin(w, CHAT, "{\"stop\":\"!\"," TOOLS "," HI "}", 3); /* after a whole call */
+    say_call(w, 2, "w", "{}");
+    say(w, 2, STUB_END_CALL);
+    stub_say(w->engine, 2, (hd_event){.token = '!', .finish = HD_FINISH_STOP});
+    a = finish(w);
+    EXPECT_ORDER(&a, "\"arguments\":\"{}\"", "\"finish_reason\":\"tool_calls\"");
+    drop_answer(&a);
+}
+
+static void one_call_at_most(void **state) {
+    world *w = *state;
+    static const char *const bodies[] = {
+        "{\"parallel_tool_calls\":false," TOOLS "," HI "}",
+        "{\"stream\":true,\"stream_options\":{\"include_usage\":true},\"parallel_tool_calls\":"
+        "false," TOOLS "," HI "}"};
+    for (int i = 0; i < 2; i++) {
+        begin(w, CHAT, bodies[i], i + 1);
+        say_call(w, i, "w", "{}");
+        say(w, i, STUB_END_CALL);
+        /* The engine would go on; it is told to stop. */
+        assert_int_equal(stub_await(w->engine, &w->engine->n_cancelled, i + 1), i + 1);
+        answer a = finish(w);
+        assert_int_equal(a.code, 200);
+        EXPECT_ORDER(&a, "\"name\":\"w\"", "\"finish_reason\":\"tool_calls\"",
+                     "\"completion_tokens\":6,");
+        drop_answer(&a);
+    }
+}
+
+/* Tokens that the engine computes before it hears of the end are not part of the answer. */
+static void late_tokens_are_dropped(void **state) {
+    world *w = *state;
+    begin(w, CHAT, "{\"parallel_tool_calls\":false,\"return_token_ids\":true," TOOLS "," HI "}", 1);
+    say(w, 0, STUB_CALL);
+    say(w, 0, 'w');
+    pthread_mutex_lock(&w->engine->mu);
+    w->engine->r[0].must_cancel = false;
+    stub_event(w->engine, &w->engine->r[0], (hd_event){.token = STUB_SEP, .stop_ix = -1});
+    stub_event(w->engine, &w->engine->r[0], (hd_event){.token = STUB_END_CALL, .stop_ix = -1});
+    stub_event(w->engine, &w->engine->r[0], (hd_event){.token = 'z', .stop_ix = -1});
+    stub_event(w->engine, &w->engine->r[0],
+               (hd_event){.token = 'z', .stop_ix = -1, .finish = HD_FINISH_LENGTH});
+    pthread_mutex_unlock(&w->engine->mu);
+    answer a = finish(w);
+    EXPECT_ORDER(&a, "\"content\":null", "\"finish_reason\":\"tool_calls\"",
+                 "\"token_ids\":[260,119,261,262]", "\"completion_tokens\":4,");
+    assert_int_equal(stub_count(w->engine, &w->engine->n_cancelled), 0);
+    drop_answer(&a);
+}
+
+static void forced_calls(void **state) {
+    world *w = *state;
+    begin(w, CHAT, "{\"stream\":true,\"n\":2,\"tool_choice\":" TOOL("x") "," TOOLS "," HI "}", 2);
+    const stub_request *r = &w->engine->r[0];
+    static const int32_t prompt[] = {STUB_BOS,       'w',       'x', 'h',     'i',
+                                     STUB_END_THINK, STUB_CALL, 'x', STUB_SEP};
+    assert_int_equal(r->n_prompt, 9);
+    assert_memory_equal(r->prompt, prompt, sizeof prompt);
+    for (int i = 0; i < 2; i++) {
+        stub_text(w->engine, i, "{}");
+        stub_finish(w->engine, i, HD_FINISH_STOP);
+    }
+    answer a = finish(w);
+    EXPECT_ORDER(&a, "\"index\":0,\"delta\":{\"role\"", "\"name\":\"x\",\"arguments\":\"\"",
+                 "{\"arguments\":\"{\"}", "\"finish_reason\":\"tool_calls\"");
+    assert_int_equal(count_of(text_of(&a), "\"name\":\"x\""), 2);
+    drop_answer(&a);
+    begin(w, CHAT, "{\"tool_choice\":\"required\"," TOOLS "," HI "}", 3);
+    assert_int_equal(w->engine->r[2].prompt[6], STUB_CALL);
+    assert_int_equal(w->engine->r[2].n_prompt, 7);
+    stub_text(w->engine, 2, "w");
+    say(w, 2, STUB_SEP);
+    stub_text(w->engine, 2, "{}");
+    stub_finish(w->engine, 2, HD_FINISH_STOP);
+    a = finish(w);
+    EXPECT_ORDER(&a, "\"name\":\"w\",\"arguments\":\"{}\"", "\"finish_reason\":\"tool_calls\"",
+                 "\"completion_tokens\":5,");
+    drop_answer(&a);
+}
+
+/* tool_choice "none": the tools are not in the prompt, and calls are not looked for. */
+static void no_calls(void **state) {
+    world *w = *state;
+    begin(w, CHAT, "{\"tool_choice\":\"none\"," TOOLS "," HI "}", 1);
+    assert_int_equal(w->engine->r[0].n_prompt, 4);
+    say_call(w, 0, "w", "{}");
+    stub_finish(w->engine, 0, HD_FINISH_STOP);
+    answer a = finish(w);
+    EXPECT_ORDER(&a, "\"content\":\"w{}\",\"refusal\"", "\"finish_reason\":\"stop\"");
+    drop_answer(&a);
+}
+
+/* ---- prompts ---- */
+
+#define TOOL_TURN                                                                                  \
+    "{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":null,"              \
+    "\"reasoning_content\":\"t\",\"tool_calls\":[{\"id\":\"c1\",\"type\":\"function\","            \
+    "\"function\":{\"name\":\"w\",\"arguments\":\"{}\"}}]},{\"role\":\"tool\",\"tool_call_id\":"   \
+    "\"c1\",\"content\":\"o\"}"
+
+static void tokenize_takes_chats_whole(void **state) {
+    world *w = *state;
+    expect(w, "/apply-template", "{" TOOLS ",\"messages\":[" TOOL_TURN "]}", 200,
+           "{\"prompt\":\"wxqtw{}o</think>\"}");
+    expect(w, "/apply-template", "{\"messages\":[]}", 400, "\"param\":\"messages\"");
+    expect(w, "/tokenize", "{" TOOLS ",\"messages\":[" TOOL_TURN "]}", 200,
+           "\"tokens\":[256,119,120,113,116,260,119,261,123,125,262,111,259]");
+    expect(w, "/tokenize",
+           "{" TOOLS ",\"add_generation_prompt\":false,\"tool_choice\":\"none\",\"messages\":["
+           "{\"role\":\"user\",\"content\":\"q\"}]}",
+           200, "\"tokens\":[256,113]");
+    expect(w, "/tokenize", "{\"thinking\":{\"type\":\"enabled\"}," HI "}", 200,
+           "\"tokens\":[256,104,105,258]");
+    expect(w, "/tokenize", "{\"tools\":[{}]," HI "}", 400, "tools[0].type");
+}
+
+static void thinking_is_the_models_unless_asked(void **state) {
+    world *w = *state;
+    static const struct {
+        bool always, by_default;
+        const char *body;
+        int32_t last; /* of the prompt */
+    } rows[] = {
+        {false, false, "{" HI "}", STUB_END_THINK},
+        {false, true, "{" HI "}", STUB_THINK},
+        {false, true, "{\"thinking\":{\"type\":\"disabled\"}," HI "}", STUB_END_THINK},
+        {false, true, "{\"reasoning_effort\":\"none\"," HI "}", STUB_END_THINK},
+        {false, true, "{\"model\":\"deepseek-chat\"," HI "}", STUB_END_THINK},
+        {false, false, "{\"model\":\"deepseek-reasoner\"," HI "}", STUB_THINK},
+        {false, false, "{\"reasoning_effort\":\"max\"," HI "}", STUB_THINK},
+        {true, true, "{" HI "}", STUB_THINK},
+        {true, true, "{\"model\":\"deepseek-chat\"," HI "}", STUB_THINK},
+    };
+    for (size_t i = 0; i < HD_COUNT_OF(rows); i++) {
+        w->engine->info.always_thinks = rows[i].always;
+        w->engine->info.thinks_by_default = rows[i].by_default;
+        begin(w, CHAT, rows[i].body, (int)i + 1);
+        const stub_request *r = &w->engine->r[i];
+        if (r->prompt[r->n_prompt - 1] != rows[i].last) fail_msg("row %zu", i);
+        stub_finish(w->engine, (int)i, HD_FINISH_STOP);
+        answer a = finish(w);
+        drop_answer(&a);
+    }
+}
+
+static void what_a_model_cannot_do_is_refused(void **state) {
+    world *w = *state;
+    expect(w, CHAT,
+           "{\"thinking\":{\"type\":\"enabled\"},\"tool_choice\":\"required\"," TOOLS "," HI "}",
+           400,
+           "'tool_choice' cannot force a call while thinking is on: send \\\"thinking\\\": "
+           "{\\\"type\\\": \\\"disabled\\\"}\",\"type\":\"invalid_request_error\",\"param\":"
+           "\"tool_choice\"");
+    w->engine->info.always_thinks = true;
+    expect(w, CHAT, "{\"thinking\":{\"type\":\"disabled\"}," HI "}", 400,
+           "thinking cannot be turned off");
+    expect(w, CHAT, "{\"tool_choice\":\"required\"," TOOLS "," HI "}", 400,
+           "the model always thinks");
+    w->engine->info.always_thinks = false;
+    w->engine->info.can_call_tools = false;
+    expect(w, CHAT, "{" TOOLS "," HI "}", 501, "chat encoding stub has no tool calls");
+    w->engine->info.has_fim = false;
+    expect(w, "/beta/completions", "{\"prompt\":\"a\",\"suffix\":\"b\"}", 501,
+           "no token <hole>\",\"type\":\"not_implemented_error\",\"param\":\"suffix\"");
+}
+
+/* Where past reasoning is kept, calls without it would mislead the model. */
+static void reasoning_must_come_back(void **state) {
+    world *w = *state;
+    w->engine->info.keeps_reasoning = true;
+    w->engine->echo_tokens = 1;
+#define CALLED(reasoning)                                                                          \
+    "{\"thinking\":{\"type\":\"%s\"},\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{"        \
+    "\"role\":\"assistant\"," reasoning "\"tool_calls\":[{\"id\":\"c1\",\"function\":{\"name\":"   \
+    "\"w\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"c1\",\"content\":\"o\"}%s]}"
+    static const struct {
+        const char *body, *thinking, *tail;
+        int code;
+    } rows[] = {
+        {CALLED(""), "enabled", "", 400},
+        {CALLED(""), "disabled", "", 200},
+        {CALLED("\"reasoning_content\":\"\","), "enabled", "", 200},
+        {CALLED(""), "enabled", ",{\"role\":\"user\",\"content\":\"n\"}", 200},
+    };
+    for (size_t i = 0; i < HD_COUNT_OF(rows); i++) {
+        char body[512];
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+        snprintf(body, sizeof body, rows[i].body, rows[i].thinking, rows[i].tail);
+#pragma GCC diagnostic pop
+        expect(w, CHAT, body, rows[i].code,
+               rows[i].code == 400 ? "'messages[1].reasoning_content' is missing" : "\"x\"");
+    }
+    w->engine->info.keeps_reasoning = false;
+    expect(w, CHAT,
+           "{\"thinking\":{\"type\":\"enabled\"},\"messages\":[{\"role\":\"user\",\"content\":"
+           "\"q\"},{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c1\",\"function\":{\"name\":"
+           "\"w\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"c1\",\"content\":\"o\"}]}",
+           200, "\"x\"");
+}
+
+static void holes_are_filled(void **state) {
+    world *w = *state;
+    begin(w, "/beta/completions",
+          "{\"prompt\":[\"a\",\"b\"],\"suffix\":\"s\",\"echo\":true,\"n\":1}", 2);
+    static const int32_t prompt[] = {STUB_BOS, 'b', STUB_HOLE, 's', STUB_END_FIM};
+    assert_int_equal(w->engine->r[1].n_prompt, 5);
+    assert_memory_equal(w->engine->r[1].prompt, prompt, sizeof prompt);
+    assert_int_equal(w->engine->r[0].max_tokens, 4096);
+    for (int i = 0; i < 2; i++) {
+        stub_text(w->engine, i, "=");
+        stub_finish(w->engine, i, HD_FINISH_STOP);
+    }
+    answer a = finish(w);
+    EXPECT_ORDER(&a, "{\"index\":0,\"text\":\"a=\"", "{\"index\":1,\"text\":\"b=\"",
+                 "\"usage\":{\"prompt_tokens\":10,\"completion_tokens\":4,");
+    drop_answer(&a);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(a_call_streamed),
+        TEST(logprobs_of_calls),
+        TEST(a_client_that_leaves_within_a_call),
+        TEST(calls_in_a_whole_answer),
+        TEST(calls_that_are_cut_off),
+        TEST(one_call_at_most),
+        TEST(late_tokens_are_dropped),
+        TEST(forced_calls),
+        TEST(no_calls),
+        TEST(tokenize_takes_chats_whole),
+        TEST(thinking_is_the_models_unless_asked),
+        TEST(what_a_model_cannot_do_is_refused),
+        TEST(reasoning_must_come_back),
+        TEST(holes_are_filled),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -33,6 +33,8 @@ int hd_eval_arg_max(const float *logits, int n, double *margin) {
 }
 
 enum hd_mla_form hd_eval_form(const struct hd_eval *e, int n_tok) {
+    /* Only there are inputs of k_b and v_b seen. */
+    if (e->o->eval_save_imatrix) return HD_MLA_ABSORBED;
     if (strcmp(e->o->eval_form, "absorbed") == 0) return HD_MLA_ABSORBED;
     if (strcmp(e->o->eval_form, "expanded") == 0) return HD_MLA_EXPANDED;
     return n_tok >= hd_engine_expand_min(&e->hp) ? HD_MLA_EXPANDED : HD_MLA_ABSORBED;
@@ -134,6 +136,9 @@ static int run(const struct hd_options *o, int n_arg, char **arg) {
     if (!o->eval_cases && !o->eval_golden && !o->eval_perplexity && !o->eval_plan)
         return hd_command_usage(&hd_cmd_eval, "nothing to do: --cases, --golden, --perplexity or "
                                               "--plan");
+    if (o->eval_save_imatrix && (!o->eval_perplexity || strcmp(o->eval_form, "expanded") == 0))
+        return hd_command_usage(&hd_cmd_eval, "--save-imatrix needs --perplexity, and no expanded "
+                                              "attention");
     const char *model = n_arg == 1 ? arg[0] : o->model;
     struct hd_eval e = {.o = o};
     hd_buf out;
@@ -169,6 +174,8 @@ const struct hd_command hd_cmd_eval = {
         "  hadal eval mini --perplexity book.txt --context 2048 --stride 1024\n\n"
         "Two runs are compared by their logits:\n\n"
         "  hadal eval mini --backend ref --perplexity book.txt --save-logits /tmp/ref.logits\n"
-        "  hadal eval mini --backend cpu --perplexity book.txt --against /tmp/ref.logits\n",
+        "  hadal eval mini --backend cpu --perplexity book.txt --against /tmp/ref.logits\n\n"
+        "What quantising should be careful with is measured on a text:\n\n"
+        "  hadal eval MODEL --perplexity text.txt --save-imatrix imatrix.gguf\n",
     .run = run,
 };

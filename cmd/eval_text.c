@@ -6,13 +6,15 @@
  * exp(total nll / tokens). Windows are independent, so several run in one batch.
  *
  * --save-logits keeps every scored position's logits; --against reads such a file of the same text
- * and settings and tells the mean Kullback-Leibler divergence from it. */
+ * and settings and tells how far this run is from it (eval_compare.c). --save-imatrix sums the
+ * squares of every product's inputs on the way. */
 #include "cmd/eval.h"
 
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "file/mapping.h"
+#include "model/imatrix.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -42,8 +44,8 @@ struct text_run {
     double nll;
     int save, against; /* file descriptors, or -1 */
     float *base;       /* [n_vocab] one row of `against` */
-    double kl, kl_max, logit_max;
-    int n_top_equal;
+    hd_comparison comparison;
+    hd_imatrix_sums *imatrix; /* or NULL */
     hd_status io;
 };
 
@@ -83,23 +85,6 @@ static hd_status read_at(int fd, void *p, size_t n, off_t at) {
     return HD_OK;
 }
 
-static void compare_row(struct text_run *r, int text_ix, const float *logits) {
-    int n = r->e->hp.n_vocab;
-    r->io = read_at(r->against, r->base, (size_t)n * sizeof *r->base, row_offset(r, text_ix));
-    if (r->io != HD_OK) return;
-    double base_sum = hd_eval_log_sum_exp(r->base, n), sum = hd_eval_log_sum_exp(logits, n);
-    double kl = 0, margin;
-    for (int i = 0; i < n; i++) {
-        double p = (double)r->base[i] - base_sum, q = (double)logits[i] - sum;
-        double error = fabs((double)logits[i] - (double)r->base[i]);
-        kl += exp(p) * (p - q);
-        if (!(error <= r->logit_max)) r->logit_max = error;
-    }
-    r->kl += kl;
-    if (!(kl <= r->kl_max)) r->kl_max = kl;
-    r->n_top_equal += hd_eval_arg_max(logits, n, &margin) == hd_eval_arg_max(r->base, n, &margin);
-}
-
 /* Position 0 is the begin token; logits of position p are about text token start + p. */
 static void on_logits(void *user, int seq, int pos, const float *logits) {
     struct text_run *r = user;
@@ -109,7 +94,10 @@ static void on_logits(void *user, int seq, int pos, const float *logits) {
     r->n_scored++;
     if (r->save >= 0 && r->io == HD_OK)
         r->io = write_at(r->save, logits, (size_t)n * sizeof *logits, row_offset(r, text_ix));
-    if (r->against >= 0 && r->io == HD_OK) compare_row(r, text_ix, logits);
+    if (r->against >= 0 && r->io == HD_OK)
+        r->io = read_at(r->against, r->base, (size_t)n * sizeof *r->base, row_offset(r, text_ix));
+    if (r->against >= 0 && r->io == HD_OK)
+        hd_comparison_add(&r->comparison, r->base, logits, n, r->id[text_ix]);
     if (text_ix + 1 == w->end) {
         hd_scorer_drop(r->scorer, seq);
         r->n_running--;
@@ -175,22 +163,21 @@ static hd_status open_files(struct text_run *r) {
                            o->eval_against, own.n_tok, own.context, own.stride, own.n_vocab,
                            found.n_tok, found.context, found.stride, found.n_vocab);
         r->base = hd_alloc((size_t)r->e->hp.n_vocab * sizeof *r->base);
+        hd_comparison_init(&r->comparison, r->n_tok);
     }
     return HD_OK;
 }
 
-static void tell(const struct text_run *r, const char *path, double seconds) {
+static void tell(struct text_run *r, const char *path, double seconds) {
     double perplexity = exp(r->nll / r->n_tok), n = r->n_tok;
+    hd_comparison_summary compared;
+    if (r->against >= 0) compared = hd_comparison_summarise(&r->comparison);
     if (!r->e->json) {
         printf("%s: context %d, stride %d: perplexity %.6f, nll %.4f over %d tokens", path,
                r->context, r->stride, perplexity, r->nll, r->n_tok);
         if (r->n_character > 0) printf(", %.6f bits a character", r->nll / log(2) / r->n_character);
         printf("; %.1f scored tokens/s\n", n / seconds);
-        if (r->against >= 0)
-            printf("  against %s: mean KL %.4g, max KL %.4g, max logit error %.4g, arg-max %d of "
-                   "%d equal\n",
-                   r->e->o->eval_against, r->kl / n, r->kl_max, r->logit_max, r->n_top_equal,
-                   r->n_tok);
+        if (r->against >= 0) hd_comparison_print(&compared, r->e->o->eval_against);
         return;
     }
     hd_json *j = r->e->json;
@@ -208,22 +195,54 @@ static void tell(const struct text_run *r, const char *path, double seconds) {
         {"perplexity", perplexity, true},
         {"bits_per_character", r->nll / log(2) / r->n_character, r->n_character > 0},
         {"tokens_per_s", n / seconds, true},
-        {"kl_mean", r->kl / n, r->against >= 0},
-        {"kl_max", r->kl_max, r->against >= 0},
-        {"logit_max_error", r->logit_max, r->against >= 0},
-        {"arg_max_equal", r->n_top_equal, r->against >= 0},
     };
     for (size_t i = 0; i < HD_COUNT_OF(numbers); i++) {
         if (!numbers[i].is_there) continue;
         hd_json_key(j, numbers[i].key);
         hd_json_num(j, numbers[i].value);
     }
+    if (r->against >= 0) hd_comparison_json(&compared, j);
     hd_json_object_end(j);
+}
+
+static hd_status begin_imatrix(struct text_run *r) {
+    const hd_dev *d = &r->e->dev;
+    if (!r->e->o->eval_save_imatrix) return HD_OK;
+    if (!d->ops->observe)
+        return HD_FAIL(UNSUPPORTED, "--save-imatrix: backend %s tells no inputs", d->ops->name);
+    r->imatrix = hd_imatrix_sums_new();
+    d->ops->observe(d->ctx, &(hd_dev_observer){hd_imatrix_observe, r->imatrix});
+    return HD_OK;
+}
+
+static hd_status write_imatrix(const struct text_run *r, const char *text) {
+    const char *path = r->e->o->eval_save_imatrix;
+    if (!path) return HD_OK;
+    int n_window = 1 + (r->n_tok > r->context - 1 ? (r->n_tok - r->context) / r->stride + 1 : 0);
+    HD_TRY(hd_imatrix_write(r->imatrix, path,
+                            &(hd_imatrix_source){.text = text,
+                                                 .n_chunk = (uint32_t)n_window,
+                                                 .n_tok_a_chunk = (uint32_t)r->context}));
+    if (!r->e->json)
+        printf("  wrote %s: importance of %zu matrices\n", path, hd_imatrix_sums_count(r->imatrix));
+    return HD_OK;
+}
+
+static hd_status score_text(struct text_run *r, const char *path, int32_t bos) {
+    HD_TRY(open_files(r));
+    HD_TRY(begin_imatrix(r));
+    int64_t start = hd_now_ns();
+    run_windows(r, bos);
+    HD_TRY(r->io);
+    tell(r, path, (double)(hd_now_ns() - start) / 1e9);
+    return write_imatrix(r, path);
 }
 
 static hd_status run_text(struct hd_eval *e, const char *path, const hd_ids *ids, int n_character) {
     int context = e->o->eval_context ? e->o->eval_context : e->mo.n_pos_max;
-    int stride = e->o->eval_stride ? e->o->eval_stride : context / 2;
+    /* Importance counts every token once. */
+    int stride_auto = e->o->eval_save_imatrix ? context - 1 : context / 2;
+    int stride = e->o->eval_stride ? e->o->eval_stride : stride_auto;
     int32_t bos = hd_tokenizer_bos(e->tokenizer);
     if (bos < 0) bos = e->hp.bos;
     if (bos < 0) return HD_FAIL(UNSUPPORTED, "the tokenizer has no begin token");
@@ -243,19 +262,16 @@ static hd_status run_text(struct hd_eval *e, const char *path, const hd_ids *ids
                          .scorer = hd_scorer_new(e->model, &e->mo, 1),
                          .save = -1,
                          .against = -1};
-    hd_status s = open_files(&r);
-    if (s == HD_OK) {
-        int64_t start = hd_now_ns();
-        run_windows(&r, bos);
-        s = r.io;
-        if (s == HD_OK) tell(&r, path, (double)(hd_now_ns() - start) / 1e9);
-    }
+    hd_status s = score_text(&r, path, bos);
     if (r.save >= 0 && close(r.save) != 0 && s == HD_OK)
         s = HD_FAIL(IO, "%s: %s", e->o->eval_save_logits, strerror(errno));
     if (r.against >= 0) close(r.against);
     hd_scorer_free(r.scorer);
     hd_free(r.window_of);
     hd_free(r.base);
+    hd_comparison_fini(&r.comparison);
+    if (r.imatrix) e->dev.ops->observe(e->dev.ctx, NULL);
+    hd_imatrix_sums_free(r.imatrix);
     return s;
 }
 

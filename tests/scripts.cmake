@@ -18,6 +18,8 @@ add_test(NAME tools_eval COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/test
 set_tests_properties(tools_eval PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
 add_test(NAME tools_convert COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/convert.test.mjs)
 set_tests_properties(tools_convert PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
+add_test(NAME tools_quantize COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/quantize.test.mjs)
+set_tests_properties(tools_quantize PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
 add_test(NAME tools_run COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/run.test.mjs)
 set_tests_properties(tools_run PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
 add_test(NAME tools_bench COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/bench.test.mjs)

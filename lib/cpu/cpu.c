@@ -112,6 +112,11 @@ static void cpu_free(void *ctx, void *p) {
     hd_free(p);
 }
 
+static void cpu_observe(void *ctx, const hd_dev_observer *o) {
+    hd_cpu *c = ctx;
+    c->observer = o != NULL ? *o : (hd_dev_observer){0};
+}
+
 /* ---- Ops ---- */
 
 typedef struct embed_job {
@@ -214,6 +219,7 @@ const hd_dev_ops hd_dev_cpu = {
     .supports = cpu_supports,
     .kernel = cpu_kernel,
     .roofline = hd_cpu_roofline,
+    .observe = cpu_observe,
     .alloc = cpu_alloc,
     .free = cpu_free,
     .reserve = hd_cpu_reserve,

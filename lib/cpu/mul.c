@@ -161,7 +161,19 @@ static void check(const hd_cpu_mul *m) {
     (void)m;
 }
 
+static void tell_observer(const hd_cpu *c, const hd_cpu_mul *mul, int n) {
+    for (int i = 0; c->observer.inputs != NULL && i < n; i++) {
+        const hd_cpu_mul *m = &mul[i];
+        hd_dev_inputs in = {
+            .w = m->w, .mat = m->mat, .n_row = m->n_row, .x = m->x, .ldx = m->ldx, .row = m->x_row};
+        c->observer.inputs(c->observer.user, &in);
+        in.w = m->up;
+        if (in.w != NULL) c->observer.inputs(c->observer.user, &in);
+    }
+}
+
 void hd_cpu_mul_run(hd_cpu *c, const hd_cpu_mul *mul, int n) {
+    tell_observer(c, mul, n);
     job j = {.c = c, .mul = mul, .n_mul = n, .strip = HD_CPU_STRIP};
     double work = 0;
     for (int i = 0; i < n; i++) {
@@ -196,6 +208,7 @@ static void run_strip_in_order(void *ctx, int task, int thread) {
 
 void hd_cpu_mul_run_in_order(hd_cpu *c, const hd_cpu_mul *mul, int n) {
     if (n == 0) return;
+    tell_observer(c, mul, n);
     job j = {.c = c, .mul = mul, .n_mul = n, .strip = HD_CPU_STRIP};
     for (int i = 0; i < n; i++) check(&mul[i]);
     int n_out = mul[0].w->n_out;

@@ -33,6 +33,23 @@ typedef struct hd_dev_roofline {
     size_t buffer_bytes; /* of that buffer: a cache larger than this answers in memory's place */
 } hd_dev_roofline;
 
+/* Inputs of a product y = W x that a device is about to compute. */
+typedef struct hd_dev_inputs {
+    const hd_weight *w;
+    int mat; /* matrix of w */
+    int n_row;
+    const float *x; /* [., ldx]: rows of w->n_in */
+    size_t ldx;
+    const int32_t *row; /* [n_row] rows of x; NULL: 0, 1, 2, ... */
+} hd_dev_inputs;
+
+/* Told of every product, on the thread that calls the op; expanded attention has none with k_b and
+ * v_b (it makes keys and values of them). */
+typedef struct hd_dev_observer {
+    void (*inputs)(void *user, const hd_dev_inputs *in);
+    void *user;
+} hd_dev_observer;
+
 typedef struct hd_dev_ops {
     const char *name;
     hd_status (*open)(const hd_dev_config *config, void **ctx);
@@ -53,6 +70,8 @@ typedef struct hd_dev_ops {
     const char *(*kernel)(void *ctx, enum hd_op op, enum hd_format f);
     /* Optional (NULL): takes about a second, allocates out->buffer_bytes meanwhile. */
     hd_status (*roofline)(void *ctx, hd_dev_roofline *out);
+    /* Optional (NULL): from now on o (copied; NULL: nobody) is told the inputs of products. */
+    void (*observe)(void *ctx, const hd_dev_observer *o);
 #define HD_OP(name, what) void (*name)(void *ctx, const struct hd_op_##name *args);
 #include "dev/op.def"
 #undef HD_OP

@@ -13,16 +13,33 @@ static bool fits(enum hd_format f, int64_t n_in) {
     return n_in % hd_format_get(f)->block_elems == 0;
 }
 
+/* What takes the place of a format whose blocks do not fit: about as many bits, blocks of 32. The
+ * choices are llama.cpp's. */
+static enum hd_format substitute(enum hd_format f) {
+    switch (f) {
+    case HD_IQ4_XS: return HD_IQ4_NL;
+    case HD_Q2_K:
+    case HD_Q3_K: return HD_Q4_0;
+    case HD_Q4_K: return HD_Q5_0;
+    case HD_Q5_K: return HD_Q5_1;
+    case HD_Q6_K: return HD_Q8_0;
+    default: return HD_F16;
+    }
+}
+
 enum hd_format hd_export_format(const hd_canon_tensor *t, int wanted, char why[128]) {
     why[0] = 0;
     if (t->n_dim == 1 || hd_str_ends_c(hd_str_of(t->name), "ffn_gate_inp.weight")) return HD_F32;
     /* The transposed key part of a quantised kv_b arrives decoded: quantise it again. */
-    enum hd_format to = wanted == HD_EXPORT_AUTO ? t->src[0]->format : (enum hd_format)wanted;
-    if (!hd_format_is_gguf(to)) to = HD_BF16; /* FP8: four bits of each weight, and of its scale */
-    if (fits(to, t->ne[0])) return to;
-    snprintf(why, 128, "rows of %lld are no multiple of %d, as %s needs", (long long)t->ne[0],
-             hd_format_get(to)->block_elems, hd_format_get(to)->name);
-    return HD_F16;
+    enum hd_format first = wanted == HD_EXPORT_AUTO ? t->src[0]->format : (enum hd_format)wanted;
+    if (!hd_format_is_gguf(first))
+        first = HD_BF16; /* FP8: four bits of each weight, and of its scale */
+    enum hd_format to = first;
+    while (!fits(to, t->ne[0])) to = substitute(to);
+    if (to != first)
+        snprintf(why, 128, "rows of %lld are no multiple of %d, as %s needs", (long long)t->ne[0],
+                 hd_format_get(first)->block_elems, hd_format_get(first)->name);
+    return to;
 }
 
 uint32_t hd_export_file_type(enum hd_format f) {
@@ -148,53 +165,150 @@ void hd_export_keys(hd_gguf_writer *w, const hd_hparams *hp) {
 
 /* ---- tensors ---- */
 
-/* Of a row about to be encoded: everything finite, nothing beyond what `to` can hold. */
-static hd_status check_row(const hd_canon_tensor *t, const float *x, int64_t row,
-                           enum hd_format to) {
+/* Of a row about to be encoded: the first weight that is not finite or beyond what `to` can hold;
+ * n when there is none. */
+static size_t first_bad(const float *x, size_t n, enum hd_format to) {
     /* From 65520 on a number rounds past f16's largest; Q8_0 stores a block's largest / 127 so. */
     float limit = to == HD_F16 ? 65520.0f : to == HD_Q8_0 ? 65520.0f * 127 : INFINITY;
-    for (int64_t i = 0; i < t->ne[0]; i++) {
-        if (isfinite(x[i]) && fabsf(x[i]) < limit) continue;
-        return HD_FAIL(
-            NUMERIC, "tensor %s: row %lld: expected %s, found %.9g", t->name, (long long)row,
-            isfinite(x[i]) ? "what the format can hold (take --outtype bf16)" : "finite weights",
-            (double)x[i]);
-    }
-    return HD_OK;
+    size_t i = 0;
+    while (i < n && fabsf(x[i]) < limit) i++; /* false for NaN */
+    return i;
 }
 
-struct rows { /* room for one row on its way */
-    float *decoded;
-    char *encoded;
+/* ---- encoding, a slab of rows at a time on all threads ---- */
+
+enum { slab_bytes = 8 << 20, serial_elems = 1 << 14 };
+
+struct slab {
+    const hd_canon_tensor *t;
+    enum hd_format to;
+    const float *importance; /* [n_in] or NULL */
+    const char *from;        /* the first row */
+    int64_t row0;            /* its index in the matrix, for messages */
+    int n_row, n_row_task;
+    bool is_measured;
+    float *decoded, *again;  /* [thread, n_in] */
+    char *encoded;           /* [n_row] */
+    double *error2, *value2; /* [n_row] */
+    bool *is_bad;            /* [n_row] */
 };
 
-static hd_status export_matrix(hd_gguf_writer *w, const hd_canon_tensor *t, const char *matrix,
-                               enum hd_format to, const struct rows *r) {
-    size_t n_in = (size_t)t->ne[0], row_bytes = hd_format_bytes(t->format, n_in);
-    if (to == t->format) return hd_gguf_data(w, matrix, row_bytes * (size_t)t->ne[1]);
-    for (int64_t row = 0; row < t->ne[1]; row++) {
-        hd_format_get(t->format)->decode(matrix + (size_t)row * row_bytes, r->decoded, n_in);
-        HD_TRY(check_row(t, r->decoded, row, to));
-        hd_format_get(to)->encode(r->decoded, r->encoded, n_in);
-        HD_TRY(hd_gguf_data(w, r->encoded, hd_format_bytes(to, n_in)));
+static void encode_row(const struct slab *s, int row, int thread) {
+    size_t n_in = (size_t)s->t->ne[0];
+    const hd_format_info *from = hd_format_get(s->t->format), *to = hd_format_get(s->to);
+    float *x = s->decoded + (size_t)thread * n_in, *y = s->again + (size_t)thread * n_in;
+    char *out = s->encoded + (size_t)row * hd_format_bytes(s->to, n_in);
+    from->decode(s->from + (size_t)row * hd_format_bytes(s->t->format, n_in), x, n_in);
+    s->is_bad[row] = first_bad(x, n_in, s->to) < n_in;
+    if (s->is_bad[row]) return;
+    if (s->importance)
+        to->encode_weighted(x, s->importance, out, n_in);
+    else
+        to->encode(x, out, n_in);
+    s->error2[row] = s->value2[row] = 0;
+    if (!s->is_measured) return;
+    to->decode(out, y, n_in);
+    for (size_t i = 0; i < n_in; i++) {
+        double e = (double)x[i] - (double)y[i];
+        s->error2[row] += e * e;
+        s->value2[row] += (double)x[i] * (double)x[i];
+    }
+}
+
+static void encode_rows(void *ctx, int task, int thread) {
+    const struct slab *s = ctx;
+    int end = (task + 1) * s->n_row_task;
+    if (end > s->n_row) end = s->n_row;
+    for (int row = task * s->n_row_task; row < end; row++) encode_row(s, row, thread);
+}
+
+/* The text of a slab's first row that cannot be encoded. */
+static hd_status bad_row(const struct slab *s, int row) {
+    size_t n_in = (size_t)s->t->ne[0];
+    const hd_format_info *from = hd_format_get(s->t->format);
+    from->decode(s->from + (size_t)row * hd_format_bytes(s->t->format, n_in), s->decoded, n_in);
+    float x = s->decoded[first_bad(s->decoded, n_in, s->to)];
+    return HD_FAIL(NUMERIC, "tensor %s: row %lld: expected %s, found %.9g", s->t->name,
+                   (long long)(s->row0 + row),
+                   isfinite(x) ? "what the format can hold (take --outtype bf16)"
+                               : "finite weights",
+                   (double)x);
+}
+
+static hd_status run_slab(const hd_export *e, struct slab *s, hd_export_loss *loss) {
+    int n_thread = hd_pool_threads(e->pool);
+    bool is_serial = (int64_t)s->n_row * s->t->ne[0] < serial_elems;
+    s->n_row_task = is_serial ? s->n_row : (s->n_row + 4 * n_thread - 1) / (4 * n_thread);
+    hd_pool_run(e->pool, (s->n_row + s->n_row_task - 1) / s->n_row_task, encode_rows, s);
+    for (int row = 0; row < s->n_row; row++) {
+        if (s->is_bad[row]) return bad_row(s, row);
+        loss->error2 += s->error2[row];
+        loss->value2 += s->value2[row];
+    }
+    size_t n_byte = hd_format_bytes(s->to, (size_t)s->t->ne[0]) * (size_t)s->n_row;
+    HD_TRY(hd_gguf_data(e->w, s->encoded, n_byte));
+    if (e->on_bytes) e->on_bytes(e->user, n_byte);
+    return HD_OK;
+}
+
+/* Already in the wanted format: the bytes as they are. */
+static hd_status copy_matrix(const hd_export *e, const hd_canon_tensor *t, const char *matrix) {
+    size_t left = hd_format_bytes(t->format, (size_t)(t->ne[0] * t->ne[1]));
+    while (left > 0) {
+        size_t n = left < slab_bytes ? left : slab_bytes;
+        HD_TRY(hd_gguf_data(e->w, matrix, n));
+        if (e->on_bytes) e->on_bytes(e->user, n);
+        matrix += n;
+        left -= n;
     }
     return HD_OK;
 }
 
-hd_status hd_export_tensor(hd_gguf_writer *w, const hd_canon *k, const hd_canon_tensor *t,
-                           enum hd_format to, void (*on_bytes)(void *user, uint64_t n),
-                           void *user) {
+static hd_status encode_matrix(const hd_export *e, struct slab *s, int n_row_max,
+                               const char *matrix, hd_export_loss *loss) {
+    size_t row_bytes = hd_format_bytes(s->t->format, (size_t)s->t->ne[0]);
+    for (s->row0 = 0; s->row0 < s->t->ne[1]; s->row0 += s->n_row) {
+        int64_t left = s->t->ne[1] - s->row0;
+        s->n_row = left < n_row_max ? (int)left : n_row_max;
+        s->from = matrix + (size_t)s->row0 * row_bytes;
+        HD_TRY(run_slab(e, s, loss));
+    }
+    return HD_OK;
+}
+
+hd_status hd_export_tensor(const hd_export *e, const hd_canon_tensor *t, enum hd_format to,
+                           const hd_importance *importance, hd_export_loss *loss) {
     size_t n_in = (size_t)t->ne[0], n = n_in * (size_t)t->ne[1];
-    struct rows r = {hd_alloc(n_in * sizeof(float)), hd_alloc(hd_format_bytes(to, n_in))};
+    size_t row_bytes = hd_format_bytes(to, n_in);
+    size_t n_row = slab_bytes / row_bytes + 1;
+    if (n_row > (size_t)t->ne[1]) n_row = (size_t)t->ne[1];
     void *scratch = hd_canon_is_copied(t) ? hd_alloc(hd_format_bytes(t->format, n)) : NULL;
-    hd_status s = HD_OK;
-    for (int m = 0; m < (int)t->ne[2] && s == HD_OK; m++) {
-        s = hd_canon_check(k, t, m);
-        if (s == HD_OK) s = export_matrix(w, t, hd_canon_matrix(k, t, m, scratch), to, &r);
-        if (on_bytes) on_bytes(user, hd_format_bytes(to, n));
+    float *floats = hd_alloc(2 * (size_t)hd_pool_threads(e->pool) * n_in * sizeof *floats);
+    double *sums = hd_alloc(2 * n_row * sizeof *sums);
+    struct slab s = {.t = t,
+                     .to = to,
+                     .is_measured = e->is_measured,
+                     .decoded = floats,
+                     .again = floats + (size_t)hd_pool_threads(e->pool) * n_in,
+                     .encoded = hd_alloc(n_row * row_bytes),
+                     .error2 = sums,
+                     .value2 = sums + n_row,
+                     .is_bad = hd_alloc(n_row * sizeof *s.is_bad)};
+    *loss = (hd_export_loss){0};
+    hd_status status = HD_OK;
+    for (int m = 0; m < (int)t->ne[2] && status == HD_OK; m++) {
+        status = hd_canon_check(e->k, t, m);
+        if (status != HD_OK) break;
+        const char *matrix = hd_canon_matrix(e->k, t, m, scratch);
+        s.importance = importance ? hd_importance_row(importance, m) : NULL;
+        loss->n_unseen += importance && importance->mean && !s.importance;
+        status = to == t->format ? copy_matrix(e, t, matrix)
+                                 : encode_matrix(e, &s, (int)n_row, matrix, loss);
     }
     hd_free(scratch);
-    hd_free(r.decoded);
-    hd_free(r.encoded);
-    return s;
+    hd_free(floats);
+    hd_free(sums);
+    hd_free(s.encoded);
+    hd_free(s.is_bad);
+    return status;
 }

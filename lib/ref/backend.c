@@ -18,7 +18,7 @@ static void free_scratch(struct hd_ref *r) {
                    r->q_lora,     r->kv,     r->score, r->pick,       r->pick_weight, r->latent,
                    r->k,          r->v,      r->k_b_t, r->q_absorbed, r->u,           r->acc};
     for (size_t i = 0; i < HD_COUNT_OF(all); i++) hd_free(all[i]);
-    *r = (struct hd_ref){0};
+    *r = (struct hd_ref){.observer = r->observer};
 }
 
 static void close_ref(void *ctx) {
@@ -104,6 +104,11 @@ static hd_status reserve(void *ctx, const hd_dev_limits *limits) {
     return reserve_attention(r, limits);
 }
 
+static void observe(void *ctx, const hd_dev_observer *o) {
+    struct hd_ref *r = ctx;
+    r->observer = o ? *o : (hd_dev_observer){0};
+}
+
 const hd_dev_ops hd_dev_ref = {
     .name = "ref",
     .open = open_ref,
@@ -113,6 +118,7 @@ const hd_dev_ops hd_dev_ref = {
     .alloc = alloc_ref,
     .free = release_ref,
     .reserve = reserve,
+    .observe = observe,
 #define HD_OP(name, what) .name = hd_ref_op_##name,
 #include "dev/op.def"
 #undef HD_OP

@@ -94,6 +94,10 @@ void hd_ref_weight_row(const hd_weight *w, int mat, int row, float *out) {
 void hd_ref_matmul(struct hd_ref *r, const hd_weight *w, int mat, int n_row, const float *x,
                    float *y) {
     size_t n_in = (size_t)w->n_in, n_out = (size_t)w->n_out;
+    if (r->observer.inputs)
+        r->observer.inputs(
+            r->observer.user,
+            &(hd_dev_inputs){.w = w, .mat = mat, .n_row = n_row, .x = x, .ldx = n_in});
     for (int o = 0; o < w->n_out; o++) {
         hd_ref_weight_row(w, mat, o, r->weight_row);
         for (size_t row = 0; row < (size_t)n_row; row++)

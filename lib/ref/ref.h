@@ -13,12 +13,13 @@ enum { HD_REF_EXPERT_MAX = 1024 }; /* reserve() refuses more */
 
 /* Scratch of one device, sized by reserve(). R, D, H, E as in dev/op.h; T = longest sequence. */
 struct hd_ref {
-    float *weight_row;  /* [widest n_in] one decoded row of a weight */
-    float *normed;      /* [R, D] */
-    float *gate, *up;   /* [R, widest feed-forward] */
-    float *block_out;   /* [R, D] what an op adds to the residual */
-    double *sum;        /* [R, D] */
-    float *q_lora;      /* [R, q_lora] */
+    hd_dev_observer observer; /* inputs NULL: nobody */
+    float *weight_row;        /* [widest n_in] one decoded row of a weight */
+    float *normed;            /* [R, D] */
+    float *gate, *up;         /* [R, widest feed-forward] */
+    float *block_out;         /* [R, D] what an op adds to the residual */
+    double *sum;              /* [R, D] */
+    float *q_lora;            /* [R, q_lora] */
     float *kv;          /* [R, max(n_c + n_rope, n_kv)] what will be cached: latent; keys; values */
     float *score;       /* [max(T, E)] */
     int32_t *pick;      /* [R] rows of one expert */

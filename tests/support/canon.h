@@ -14,4 +14,8 @@ struct opened {
 void open_all(struct opened *o, const char *path);
 void close_all(struct opened *o);
 
+/* Writes it as GGUF, every tensor as hd_export_format says for `wanted`; the status of the first
+ * tensor that failed, with no file left then. *n_told (may be NULL) gets the bytes reported. */
+hd_status export_as(const struct opened *o, int wanted, const char *path, uint64_t *n_told);
+
 #endif

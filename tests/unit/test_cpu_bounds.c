@@ -334,7 +334,7 @@ static int setup(void **state) {
     golden = json_load_file(test_path("tests/golden/mini/golden.json"), 0, &error);
     snprintf(paths[0], sizeof paths[0], "%s", test_path("models/mini/mini-bf16.gguf"));
     snprintf(paths[1], sizeof paths[1], "%s", test_join(folder, "mini-q8_0.gguf"));
-    const char *arg[] = {"convert", paths[0], paths[1], "--outtype", "q8_0", NULL};
+    const char *arg[] = {"quantize", "--type", "Q8_0", paths[0], paths[1], NULL};
     return golden == NULL || test_run_program(arg, test_join(folder, "log")) != 0;
 }
 

@@ -2,6 +2,7 @@
  * is written as a Hugging Face folder, and its logits are computed here once more in plain double
  * precision, with rotated halves as such folders have them. Then the same bits from every split,
  * and from the GGUF made of the folder. */
+#include "support/canon.h"
 #include "support/check.h"
 #include "support/files.h"
 
@@ -289,27 +290,11 @@ static void found_logits(const char *path, const char *backend, const int32_t *i
 }
 
 static void write_gguf(const char *path) {
-    hd_checkpoint *c;
-    hd_hparams hp;
-    hd_canon *k;
-    hd_gguf_writer *w;
-    char why[128];
-    assert_ok(hd_checkpoint_open(dir, &c));
-    assert_ok(hd_hparams_read(c, &hp));
-    assert_ok(hd_canon_new(c, &hp, &k));
-    for (size_t i = 0; i < hd_checkpoint_count(c); i++) assert_true(hd_canon_is_used(k, i));
-    assert_ok(hd_gguf_create(path, &w));
-    hd_export_keys(w, &hp);
-    for (size_t i = 0; i < hd_canon_count(k); i++) {
-        const hd_canon_tensor *t = hd_canon_at(k, i);
-        hd_gguf_declare(w, t->name, hd_export_format(t, HD_EXPORT_AUTO, why), t->n_dim, t->ne);
-    }
-    assert_ok(hd_gguf_begin(w));
-    for (size_t i = 0; i < hd_canon_count(k); i++)
-        assert_ok(hd_export_tensor(w, k, hd_canon_at(k, i), HD_F32, NULL, NULL));
-    assert_ok(hd_gguf_finish(w));
-    hd_canon_free(k);
-    hd_checkpoint_close(c);
+    struct opened o;
+    open_all(&o, dir);
+    for (size_t i = 0; i < hd_checkpoint_count(o.c); i++) assert_true(hd_canon_is_used(o.k, i));
+    assert_ok(export_as(&o, HD_EXPORT_AUTO, path, NULL));
+    close_all(&o);
 }
 
 static void check(const char *backend, bool is_normalised) {

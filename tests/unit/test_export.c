@@ -29,33 +29,9 @@ static int tear_down(void **state) {
 }
 
 static uint64_t n_told;
-static void on_bytes(void *user, uint64_t n) {
-    (void)user;
-    n_told += n;
-}
 
-/* The status of the first tensor that failed. */
 static hd_status write_as(const struct opened *o, int wanted, const char *path) {
-    hd_gguf_writer *w;
-    char why[128];
-    hd_status s = HD_OK;
-    assert_ok(hd_gguf_create(path, &w));
-    hd_export_keys(w, &o->hp);
-    for (size_t i = 0; i < hd_canon_count(o->k); i++) {
-        const hd_canon_tensor *t = hd_canon_at(o->k, i);
-        hd_gguf_declare(w, t->name, hd_export_format(t, wanted, why), t->n_dim, t->ne);
-    }
-    assert_ok(hd_gguf_begin(w));
-    for (size_t i = 0; i < hd_canon_count(o->k) && s == HD_OK; i++) {
-        const hd_canon_tensor *t = hd_canon_at(o->k, i);
-        s = hd_export_tensor(w, o->k, t, hd_export_format(t, wanted, why), on_bytes, NULL);
-    }
-    if (s != HD_OK) {
-        hd_gguf_abandon(w);
-        return s;
-    }
-    assert_ok(hd_gguf_finish(w));
-    return HD_OK;
+    return export_as(o, wanted, path, &n_told);
 }
 
 static void assert_same_hparams(const hd_hparams *a, const hd_hparams *b) {

@@ -2,7 +2,7 @@
  * and a pool without work uses no processor time. */
 #include "support/check.h"
 
-#include "cpu/pool.h"
+#include "base/pool.h"
 
 #include <stdatomic.h>
 #include <stdio.h>

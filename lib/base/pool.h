@@ -5,8 +5,8 @@
  * write only what no other task touches; then results do not depend on the number of threads.
  * Workers spin for some microseconds after the last task, then sleep: an idle pool uses no CPU.
  * Thread: one caller at a time; run is not re-entrant. Nothing is allocated after open. */
-#ifndef HD_CPU_POOL_H
-#define HD_CPU_POOL_H
+#ifndef HD_BASE_POOL_H
+#define HD_BASE_POOL_H
 
 #include "base/status.h"
 

@@ -3,7 +3,7 @@
  * compare-and-swap; the word never repeats a value, so a thread that was descheduled in the middle
  * cannot take a task of a job it has not seen, and the job's fields are stable for as long as the
  * count is above zero. The caller waits only for tasks, never for threads that took none. */
-#include "cpu/pool.h"
+#include "base/pool.h"
 
 #include "base/mem.h"
 

@@ -249,9 +249,9 @@ test('errors are the SDK\'s own kinds', async () => {
     assert.equal((await refused(ask('Hi', { max_tokens: 'many' }), OpenAI.BadRequestError, 400)).param, 'max_tokens');
     await refused(ask('Hi', { messages: [] }), OpenAI.BadRequestError, 400);
     await refused(ask('Hi', { messages: [{ role: 'wizard', content: 'x' }] }), OpenAI.BadRequestError, 400);
-    const tools = [{ type: 'function', function: { name: 'f', parameters: { type: 'object', properties: {} } } }];
+    const tools = [{ type: 'function', function: { name: 'f', strict: true, parameters: { type: 'object', properties: {} } } }];
     const unsupported = await refused(ask('Hi', { tools }), OpenAI.InternalServerError, 501);
-    assert.match(unsupported.message, /tools/);
+    assert.match(unsupported.message, /tools\[0\]\.function\.strict/);
     await refused(ask('Hi', { response_format: { type: 'json_object' } }), OpenAI.InternalServerError, 501);
     await refused(ask('Hi', { stream: true, temperature: -1 }), OpenAI.BadRequestError, 400);
     const long = await refused(ask('word '.repeat(3000)), OpenAI.BadRequestError, 400);

@@ -102,8 +102,18 @@ static void write_model(hd_json *j, const hd_call *c, const char *id) {
     hd_json_str_c(j, info->backend);
     hd_json_key(j, "device");
     hd_json_str_c(j, info->device);
-    hd_json_key(j, "can_think");
-    hd_json_bool(j, info->can_think);
+    const struct {
+        const char *key;
+        bool value;
+    } flags[] = {{"can_think", info->can_think},
+                 {"always_thinks", info->always_thinks},
+                 {"thinks_by_default", info->thinks_by_default},
+                 {"can_call_tools", info->can_call_tools},
+                 {"has_fim", info->has_fim}};
+    for (size_t i = 0; i < HD_COUNT_OF(flags); i++) {
+        hd_json_key(j, flags[i].key);
+        hd_json_bool(j, flags[i].value);
+    }
     hd_json_object_end(j);
     hd_json_object_end(j);
 }

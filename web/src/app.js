@@ -10,7 +10,7 @@ import { DownIcon, Mark, PlusIcon, PulseIcon, SlidersIcon } from './icons.js';
 import { Message } from './message.js';
 import { Monitor } from './monitor.js';
 import { Panel } from './panel.js';
-import { change, requestFields, settings } from './settings.js';
+import { change, requestFields, settings, thinkingOf } from './settings.js';
 import { useStore } from './store.js';
 
 const LINKS = { connecting: 'Connecting', up: 'Ready', loading: 'Loading the model', locked: 'API key needed', down: 'Server not reachable' };
@@ -113,13 +113,12 @@ export function App() {
     const isBusy = useStore(chat, (s) => s.isBusy);
     const hasMessages = useStore(chat, (s) => s.messages.length > 0);
     const model = useStore(monitor, (s) => s.model);
-    const canThink = model?.meta?.can_think !== false;
     useEffect(() => monitor.start(), []);
     useShortcuts(() => chat.stop());
 
     const fields = () => {
         const s = settings.state;
-        return requestFields({ ...s, thinking: s.thinking && canThink });
+        return requestFields({ ...s, thinking: thinkingOf(model?.meta, s.thinking).on });
     };
     const send = (question) => {
         setText('');
@@ -152,7 +151,7 @@ export function App() {
         <main>
             <${Conversation} chat=${chat} monitor=${monitor} onExample=${onExample} onEdit=${edit}
                 onAgain=${() => chat.regenerate(settings.state.system, fields())} onGoOn=${() => chat.goOn(settings.state.system, fields())} />
-            <${Composer} text=${text} onText=${setText} isBusy=${isBusy} canThink=${canThink} onSend=${send} onStop=${() => chat.stop()} />
+            <${Composer} text=${text} onText=${setText} isBusy=${isBusy} meta=${model?.meta} onSend=${send} onStop=${() => chat.stop()} />
         </main>
         ${isPanelOpen && html`<${Panel} monitor=${monitor} onClose=${() => showPanel(false)} />`}
         ${dialog === 'settings' && html`<${SettingsDialog} maxLength=${model?.max_model_len} onClose=${() => setDialog(null)} onKey=${() => setDialog('key')} />`}

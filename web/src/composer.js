@@ -2,12 +2,14 @@
 import { useEffect, useLayoutEffect, useRef } from 'preact/hooks';
 import { html } from 'htm/preact';
 import { SendIcon, StopIcon, ThinkIcon } from './icons.js';
-import { change, settings } from './settings.js';
+import { change, settings, thinkingOf } from './settings.js';
 import { useStore } from './store.js';
 
-export function Composer({ text, onText, isBusy, onSend, onStop, canThink }) {
+export function Composer({ text, onText, isBusy, onSend, onStop, meta }) {
     const area = useRef();
-    const thinking = useStore(settings, (s) => s.thinking);
+    const wish = useStore(settings, (s) => s.thinking);
+    const thinking = thinkingOf(meta, wish);
+    const title = thinking.isFree ? 'Let the model reason before it answers' : thinking.on ? 'This model always reasons' : 'This model does not reason';
     // As tall as its text, within what the stylesheet allows.
     useLayoutEffect(() => {
         area.current.style.height = 'auto';
@@ -28,9 +30,8 @@ export function Composer({ text, onText, isBusy, onSend, onStop, canThink }) {
         <textarea ref=${area} id="question" rows="1" placeholder="Ask something" aria-label="Your question" autocomplete="off"
             value=${text} onInput=${(e) => onText(e.target.value)} onKeyDown=${onKeyDown} />
         <div class="composer-row">
-            <button type="button" class="pill" aria-pressed=${thinking && canThink} disabled=${!canThink}
-                title=${canThink ? 'Let the model reason before it answers' : 'This model does not reason'}
-                onClick=${() => change({ thinking: !thinking })}><${ThinkIcon} />Think</button>
+            <button type="button" class="pill" aria-pressed=${thinking.on} disabled=${!thinking.isFree} title=${title}
+                onClick=${() => change({ thinking: !wish })}><${ThinkIcon} />Think</button>
             <span class="hint" aria-hidden="true"><kbd>Enter</kbd> sends, <kbd>Shift</kbd> <kbd>Enter</kbd> new line</span>
             ${isBusy
                 ? html`<button type="button" class="send stop" key="stop" aria-label="Stop" title="Stop (Esc)" onClick=${onStop}><${StopIcon} /></button>`

@@ -26,6 +26,14 @@ export function applyTheme() {
     else document.documentElement.dataset.theme = theme;
 }
 
+/** What comes of the wish to think, by the model's own description (meta; absent while unknown): whether it will, and whether that
+ *  can be chosen. */
+export function thinkingOf(meta, wish) {
+    const can = meta?.can_think ?? true;
+    const always = meta?.always_thinks ?? false;
+    return { on: always || (can && wish), isFree: can && !always };
+}
+
 /** Sampling fields of a request. A blank seed means a fresh one each time. */
 export function requestFields(s) {
     const fields = {

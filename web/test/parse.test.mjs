@@ -6,7 +6,7 @@ import { requestMessages } from '../src/chat.js';
 import { formatCount, formatMs, formatParams, formatRate, formatShare } from '../src/format.js';
 import { ratesBetween, readSample } from '../src/monitor.js';
 import { parseMetrics } from '../src/prom.js';
-import { requestFields } from '../src/settings.js';
+import { requestFields, thinkingOf } from '../src/settings.js';
 import { SseParser } from '../src/sse.js';
 
 const STREAM = 'data: {"a":1}\n\n: keep-alive\n\ndata: one\ndata: two\r\n\r\nevent: x\rdata:tight\r\rid: 7\n\ndata: [DONE]\n\ndata: cut off';
@@ -54,6 +54,13 @@ test('request fields', () => {
     assert.deepEqual(requestFields(base), { temperature: 0, top_p: 1, max_tokens: 9, thinking: { type: 'enabled' } });
     assert.equal(requestFields({ ...base, seed: '0' }).seed, 0);
     assert.equal(requestFields({ ...base, thinking: false }).thinking.type, 'disabled');
+});
+
+test('thinking: the wish counts where the model leaves a choice', () => {
+    assert.deepEqual(thinkingOf(undefined, true), { on: true, isFree: true });
+    assert.deepEqual(thinkingOf({ can_think: true, always_thinks: false }, false), { on: false, isFree: true });
+    assert.deepEqual(thinkingOf({ can_think: true, always_thinks: true }, false), { on: true, isFree: false });
+    assert.deepEqual(thinkingOf({ can_think: false, always_thinks: false }, true), { on: false, isFree: false });
 });
 
 test('an error is always text', () => {

@@ -4,7 +4,8 @@ import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 import { createDeepSeek } from '@ai-sdk/deepseek';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
-import { APICallError, generateText, streamText } from 'ai';
+import { APICallError, generateText, jsonSchema, stepCountIs, streamText, tool } from 'ai';
+import { z } from 'zod';
 import { killServers, startServer } from './server.mjs';
 
 globalThis.AI_SDK_LOG_WARNINGS = false;
@@ -103,6 +104,94 @@ each('reasoning is apart from the text', async ({ model, on, off }) => {
         const deltas = parts.map((p) => p.type).filter((t) => t.endsWith('-delta'));
         assert.ok(deltas.lastIndexOf('reasoning-delta') < deltas.indexOf('text-delta'));
     }
+});
+
+/** The tools of a small assistant, which note what they were called with. */
+function toolbox() {
+    const seen = [];
+    const note = (answer) => (input) => {
+        seen.push(input);
+        return answer(input);
+    };
+    const weather = { Paris: { temperature: 21, condition: 'sunny' }, Oslo: { temperature: 3, condition: 'snowy' } };
+    const tools = {
+        get_weather: tool({ description: 'Get the weather', inputSchema: z.object({ location: z.string().describe('The city') }), execute: note(({ location }) => weather[location]) }),
+        add: tool({
+            description: 'Add two numbers',
+            inputSchema: jsonSchema({ type: 'object', properties: { a: { type: 'number' }, b: { type: 'number' } }, required: ['a', 'b'] }),
+            execute: note(({ a, b }) => String(a + b)),
+        }),
+    };
+    return { seen, tools, stopWhen: stepCountIs(3) };
+}
+
+each('tools are called, executed and answered from', async ({ off }) => {
+    for (const [prompt, toolName, input, answer] of [
+        ['What is the weather in Paris?', 'get_weather', { location: 'Paris' }, 'It is 21 degrees and sunny in Paris.'],
+        ['What is 12 + 30?', 'add', { a: 12, b: 30 }, '12 + 30 = 42'],
+    ]) {
+        const { seen, ...box } = toolbox();
+        const { whole, parts } = await both({ ...off, ...box, system: 'You are a helpful assistant.', prompt });
+        assert.deepEqual(seen, [input, input], 'once whole, once streamed');
+        assert.equal(whole.text, answer);
+        assert.deepEqual(whole.steps.map((s) => s.finishReason), ['tool-calls', 'stop']);
+        assert.equal(whole.steps[0].text, '');
+        assert.deepEqual(whole.steps[0].toolCalls.map((c) => [c.toolName, c.input]), [[toolName, input]]);
+        const of = (type) => parts.filter((p) => p.type === type);
+        assert.deepEqual(of('tool-call').map((p) => [p.toolName, p.input]), [[toolName, input]]);
+        assert.deepEqual(of('tool-input-start').map((p) => p.toolName), [toolName]);
+        const deltas = of('tool-input-delta').map((p) => p.delta);
+        assert.deepEqual(JSON.parse(deltas.join('')), input);
+        assert.ok(deltas.length > 3, 'arguments come as they are made');
+        assert.ok(!of('text-delta').some((p) => p.text.includes('tool')));
+    }
+});
+
+each('two calls at once, each with its answer', async ({ off }) => {
+    const { seen, ...box } = toolbox();
+    const { whole } = await both({ ...off, ...box, prompt: 'What is the weather in Oslo? And: What is the weather in Paris?' });
+    const [first] = whole.steps;
+    assert.deepEqual(first.toolCalls.map((c) => c.input.location), ['Oslo', 'Paris']);
+    assert.equal(new Set(first.toolCalls.map((c) => c.toolCallId)).size, 2);
+    assert.deepEqual(first.toolResults.map((r) => r.output.temperature), [3, 21]);
+    assert.match(whole.text, /^It is 3 degrees and snowy in Oslo/);
+    assert.equal(seen.length, 4);
+});
+
+each('reasoning, then a call, then the answer', async ({ on }) => {
+    const { seen, ...box } = toolbox();
+    const { whole } = await both({ ...on, ...box, prompt: 'What is 12 + 30?' });
+    const [first, second] = whole.steps;
+    assert.match(first.reasoningText, /add/);
+    assert.equal(first.text.trim(), '');
+    assert.deepEqual(first.toolCalls.map((c) => c.input), [{ a: 12, b: 30 }]);
+    assert.ok(first.usage.outputTokenDetails.reasoningTokens > 3);
+    assert.equal(second.text, '12 + 30 = 42');
+    assert.equal(seen.length, 2);
+});
+
+each('tools that are not needed are not called', async ({ off }) => {
+    const { seen, ...box } = toolbox();
+    const { whole } = await both({ ...off, ...box, prompt: 'What is the capital of France?' });
+    assert.equal(whole.text, 'The capital of France is Paris.');
+    assert.equal(whole.finishReason, 'stop');
+    assert.equal(seen.length, 0);
+});
+
+each('a tool can be asked for, left free, or forbidden', async ({ on, off }) => {
+    const { tools } = toolbox();
+    const names = async (toolChoice, prompt) => {
+        const { whole } = await both({ ...off, tools, toolChoice, prompt });
+        return whole.toolCalls.map((c) => c.toolName);
+    };
+    assert.deepEqual(await names('auto', 'What is 12 + 30?'), ['add']);
+    assert.deepEqual(await names('none', 'What is 12 + 30?'), []);
+    assert.deepEqual(await names('required', 'What is 12 + 30?'), ['add']);
+    // What the model would not do by itself.
+    assert.deepEqual(await names({ type: 'tool', toolName: 'get_weather' }, 'What is the capital of France?'), ['get_weather']);
+    const error = await generateText({ ...on, tools, toolChoice: 'required', prompt: 'What is 12 + 30?' }).then(() => null, (e) => e);
+    assert.equal(error.statusCode, 400);
+    assert.match(error.message, /tool_choice.*thinking/);
 });
 
 each('limits and stop strings end an answer', async ({ off }) => {

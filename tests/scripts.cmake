@@ -59,6 +59,7 @@ hadal_npm_suite(clients)
 hadal_npm_test(clients_openai openai.test.mjs clients)
 hadal_npm_test(clients_ai ai.test.mjs clients)
 hadal_npm_test(clients_tools openai_tools.test.mjs clients)
+hadal_npm_test(clients_readme readme.test.mjs clients)
 
 # The page in Chromium; builds without the page have nothing to show.
 if(HADAL_WEB_SOURCE)

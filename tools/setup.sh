@@ -8,8 +8,8 @@ target=${1:-run}
 packages="gcc libc6-dev cmake ninja-build pkg-config libevent-dev libjansson-dev libyaml-dev libxxhash-dev"
 case $target in
 run) ;;
-test) packages="$packages libcmocka-dev chromium git" ;;
-check) packages="$packages libcmocka-dev chromium git clang clang-tidy clang-format libclang-rt-14-dev" ;;
+test) packages="$packages libcmocka-dev chromium git curl" ;;
+check) packages="$packages libcmocka-dev chromium git curl clang clang-tidy clang-format libclang-rt-14-dev" ;;
 *) echo "usage: tools/setup.sh run|test|check" >&2; exit 2 ;;
 esac
 # Node builds the web page and runs the tests' clients; one that is already there will do.

@@ -102,16 +102,18 @@ hd_status hd_tensor_set_type(hd_file_tensor *t, hd_str name, const hd_file_type 
     return HD_OK;
 }
 
-/* The name of part `no` (from 1) of `count`, given that of part 1; heap, or NULL when part 1 is
- * not named PREFIX-00001-of-NNNNN.gguf. */
-static char *part_name(const char *first, int no, int count) {
+/* The name of part `no` (from 1) of `count`, given that of part `given`; HD_E_INVALID when that is
+ * not named PREFIX-NNNNN-of-NNNNN.gguf. Heap. */
+static hd_status part_name(const char *path, int given, int no, int count, char **out) {
     char tail[64];
-    size_t n = strlen(first);
-    snprintf(tail, sizeof tail, "-00001-of-%05d.gguf", count);
-    if (n < strlen(tail) || strcmp(first + n - strlen(tail), tail) != 0) return NULL;
-    char *p = hd_strdup(first);
-    snprintf(p + n - strlen(tail), strlen(tail) + 1, "-%05d-of-%05d.gguf", no, count);
-    return p;
+    size_t n = strlen(path);
+    snprintf(tail, sizeof tail, "-%05d-of-%05d.gguf", given, count);
+    if (!hd_str_ends_c(hd_str_of(path), tail))
+        return HD_FAIL(INVALID, "%s: part %d of %d: expected a name that ends in %s", path, given,
+                       count, tail);
+    *out = hd_strdup(path);
+    snprintf(*out + n - strlen(tail), strlen(tail) + 1, "-%05d-of-%05d.gguf", no, count);
+    return HD_OK;
 }
 
 static hd_status open_part(hd_checkpoint *c, const char *path, int64_t no, int64_t count) {
@@ -130,25 +132,30 @@ static hd_status open_part(hd_checkpoint *c, const char *path, int64_t no, int64
     return s;
 }
 
-/* Opens parts 2 and on of a split file. */
-static hd_status open_split(hd_checkpoint *c) {
-    int64_t count = 1, no = 0, n_tensor = 0;
-    if (!hd_gguf_int(c->gguf, "split.count", &count) || count == 1) return HD_OK;
-    if (count < 1 || count > split_parts_max)
+/* split.count and split.no of the file itself; 1 and 0 when it is whole. */
+static hd_status read_split(const hd_checkpoint *c, int64_t *count, int64_t *no) {
+    *count = 1;
+    *no = 0;
+    if (!hd_gguf_int(c->gguf, "split.count", count) || *count == 1) return HD_OK;
+    if (*count < 1 || *count > split_parts_max)
         return HD_FAIL(CORRUPT, "%s: split.count: expected 1 to %d, found %lld", c->path,
-                       split_parts_max, (long long)count);
-    if (!hd_gguf_int(c->gguf, "split.no", &no) || no != 0)
-        return HD_FAIL(INVALID, "%s: expected the first part (split.no 0), found split.no %lld",
-                       c->path, (long long)no);
+                       split_parts_max, (long long)*count);
+    if (!hd_gguf_int(c->gguf, "split.no", no) || *no < 0 || *no >= *count)
+        return HD_FAIL(CORRUPT, "%s: split.no: expected 0 to %lld, found %lld", c->path,
+                       (long long)*count - 1, (long long)*no);
+    return HD_OK;
+}
+
+/* Opens parts 2 and on of a split file. */
+static hd_status open_split(hd_checkpoint *c, int count) {
+    int64_t n_tensor = 0;
     for (int i = 1; i < count; i++) {
-        char *part = part_name(c->path, i + 1, (int)count);
-        if (!part)
-            return HD_FAIL(INVALID,
-                           "%s: the first of %lld parts: expected a name that ends in "
-                           "-00001-of-%05lld.gguf",
-                           c->path, (long long)count, (long long)count);
+        char *part;
+        HD_TRY(part_name(c->path, 1, i + 1, count, &part));
         hd_status s = open_part(c, part, i, count);
         hd_free(part);
+        if (s == HD_E_NOT_FOUND)
+            s = hd_fail_context(s, "part %d of %d of %s", i + 1, count, c->path);
         if (s != HD_OK) return s;
     }
     if (hd_gguf_int(c->gguf, "split.tensors.count", &n_tensor) && n_tensor != (int64_t)c->n_tensor)
@@ -157,31 +164,50 @@ static hd_status open_split(hd_checkpoint *c) {
     return HD_OK;
 }
 
-static hd_status open_gguf(hd_checkpoint *c) {
+/* *first: the path of the first part, when c is another one and nothing is opened yet. */
+static hd_status open_gguf(hd_checkpoint *c, char **first) {
     hd_mapping m;
     const char *name;
+    int64_t count, no;
     HD_TRY(hd_checkpoint_map(c, c->path, &m, &name));
     HD_TRY(hd_gguf_parse(c, m.ptr, m.n_byte, name, &c->gguf));
-    return open_split(c);
+    HD_TRY(read_split(c, &count, &no));
+    if (no > 0) return part_name(c->path, (int)no + 1, 1, (int)count, first);
+    return count > 1 ? open_split(c, (int)count) : HD_OK;
+}
+
+static hd_status open_any(const char *path, bool is_folder, char **first, hd_checkpoint **out) {
+    hd_checkpoint *c = hd_checkpoint_new(path);
+    c->is_folder = is_folder;
+    hd_status s = is_folder ? hd_safetensors_open(c) : open_gguf(c, first);
+    if (s != HD_OK || *first) {
+        hd_checkpoint_close(c);
+        c = NULL;
+    }
+    *out = c;
+    return s;
 }
 
 hd_status hd_checkpoint_open(const char *path, hd_checkpoint **out) {
-    *out = NULL;
+    char *first = NULL, *again = NULL;
     struct stat st;
+    *out = NULL;
     if (stat(path, &st) != 0) {
         if (errno == ENOENT || errno == ENOTDIR)
             return HD_FAIL(NOT_FOUND, "%s: no such file or folder", path);
         return HD_FAIL(IO, "%s: cannot open: %s", path, strerror(errno));
     }
-    hd_checkpoint *c = hd_checkpoint_new(path);
-    c->is_folder = S_ISDIR(st.st_mode);
-    hd_status s = c->is_folder ? hd_safetensors_open(c) : open_gguf(c);
-    if (s != HD_OK) {
-        hd_checkpoint_close(c);
-        return s;
+    hd_status s = open_any(path, S_ISDIR(st.st_mode), &first, out);
+    if (s == HD_OK && first) {
+        s = open_any(first, false, &again, out);
+        if (s == HD_OK && again)
+            s = HD_FAIL(CORRUPT, "%s: expected the first part (split.no 0), found another", first);
+        else if (s == HD_E_NOT_FOUND)
+            s = hd_fail_context(s, "the first part of %s", path);
     }
-    *out = c;
-    return HD_OK;
+    hd_free(first);
+    hd_free(again);
+    return s;
 }
 
 hd_status hd_checkpoint_open_memory(const void *p, size_t n_byte, const char *name,

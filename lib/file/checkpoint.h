@@ -26,7 +26,7 @@ typedef struct hd_file_tensor {
 typedef struct hd_checkpoint hd_checkpoint;
 typedef struct hd_gguf hd_gguf; /* metadata of a GGUF file: file/gguf.h */
 
-/* path: a .gguf file, or a folder with config.json and safetensors. */
+/* path: a .gguf file (any part of a split one), or a folder with config.json and safetensors. */
 HD_MUST_CHECK hd_status hd_checkpoint_open(const char *path, hd_checkpoint **out);
 /* A GGUF image in memory (the embedded model); borrowed, must outlive the checkpoint. */
 HD_MUST_CHECK hd_status hd_checkpoint_open_memory(const void *p, size_t n_byte, const char *name,

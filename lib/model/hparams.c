@@ -291,6 +291,9 @@ hd_status hd_hparams_read(const hd_checkpoint *c, hd_hparams *out) {
     *out = (hd_hparams){.bos = -1, .eos = -1, .pad = -1};
     hd_str name = hd_path_base(path); /* unless a key has one */
     if (name.len > 5 && hd_str_ends_c(name, ".gguf")) name.len -= 5;
+    const size_t n_part = strlen("-00001-of-00001"); /* of a split file */
+    if (name.len > n_part && memcmp(name.ptr + name.len - n_part, "-00001-of-", 10) == 0)
+        name.len -= n_part;
     hd_hparams_set_name(out, name);
     if (!hd_checkpoint_gguf(c)) return read_config(c, out);
     return finish(hd_hparams_from_gguf(c, path, out), path, out);

@@ -508,8 +508,19 @@ static void split_files_are_joined(void **state) {
     assert_true(*(const float *)hd_checkpoint_find(c, "b")->data == 2);
     assert_string_equal(hd_checkpoint_find(c, "b")->file, part[2]);
     hd_checkpoint_close(c);
-    assert_int_equal(hd_checkpoint_open(part[1], &c), HD_E_INVALID);
-    assert_non_null(strstr(hd_error_text(), "first part"));
+    for (int i = 1; i < 3; i++) { /* any part leads to the first */
+        assert_ok(hd_checkpoint_open(part[i], &c));
+        assert_int_equal(hd_checkpoint_count(c), 2);
+        assert_string_equal(hd_checkpoint_path(c), part[0]);
+        hd_checkpoint_close(c);
+    }
+    write_part(part[0], 2, 3, NULL, 2); /* two that say they are the last */
+    assert_int_equal(hd_checkpoint_open(part[2], &c), HD_E_INVALID);
+    assert_non_null(strstr(hd_error_text(), "-00003-of-00003.gguf"));
+    write_part(part[0], 3, 3, NULL, 2);
+    assert_int_equal(hd_checkpoint_open(part[0], &c), HD_E_CORRUPT);
+    assert_non_null(strstr(hd_error_text(), "split.no: expected 0 to 2, found 3"));
+    write_part(part[0], 0, 3, NULL, 2);
     write_part(part[2], 1, 3, "b", 2);
     assert_int_equal(hd_checkpoint_open(part[0], &c), HD_E_CORRUPT);
     assert_non_null(strstr(hd_error_text(), "expected split.no 2 of 3, found 1 of 3"));
@@ -522,7 +533,11 @@ static void split_files_are_joined(void **state) {
     unlink(part[2]);
     assert_int_equal(hd_checkpoint_open(part[0], &c), HD_E_NOT_FOUND);
     assert_non_null(strstr(hd_error_text(), "m-00003-of-00003.gguf"));
+    assert_non_null(strstr(hd_error_text(), "part 3 of 3"));
     assert_int_equal(rename(part[0], test_join(dir, "other.gguf")), 0);
+    assert_int_equal(hd_checkpoint_open(part[1], &c), HD_E_NOT_FOUND);
+    assert_non_null(strstr(hd_error_text(), "m-00001-of-00003.gguf"));
+    assert_non_null(strstr(hd_error_text(), "the first part of"));
     assert_int_equal(hd_checkpoint_open(test_join(dir, "other.gguf"), &c), HD_E_INVALID);
     for (int i = 0; i < 3; i++) free(part[i]);
     test_remove_dir(dir);

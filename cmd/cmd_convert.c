@@ -26,7 +26,10 @@ const struct hd_command hd_cmd_convert = {
         "SOURCE is a Hugging Face folder (config.json, safetensors, tokenizer.json) or a GGUF "
         "file.\n"
         "Norms, the router and its bias are written as F32, everything else as --outtype says;\n"
-        "auto keeps each tensor's own format. The target appears only when it is complete.\n"
+        "auto keeps each tensor's own format (FP8, which GGUF does not have, becomes BF16: exact "
+        "where "
+        "scales\n"
+        "are powers of two, else to 2^-9). The target appears only when it is complete.\n"
         "Smaller files: hadal quantize.\n\n"
         "  hadal convert DeepSeek-V3-folder v3.gguf --outtype bf16\n",
     .run = run,

@@ -81,6 +81,11 @@ static hd_status open_all(struct hd_eval *e, const char *model) {
     enum hd_format kv_format;
     HD_TRY(hd_engine_kv_format(o->kv_cache_dtype, &kv_format));
     HD_TRY(hd_engine_open_checkpoint(&config, &e->checkpoint));
+    if (o->expect_hash) {
+        char hash[33];
+        hd_checkpoint_hash(e->checkpoint, hash, hd_hash_progress, NULL);
+        HD_TRY(hd_checkpoint_expect_hash(e->checkpoint, o->expect_hash, hash));
+    }
     if (o->eval_perplexity || o->eval_golden) /* cases are token ids */
         HD_TRY(hd_engine_open_tokenizer(e->checkpoint, o->tokenizer, &e->tokenizer));
     HD_TRY(hd_hparams_read(e->checkpoint, &e->hp));

@@ -58,11 +58,6 @@ static void part_formats(const struct job *j, int part, char out[64]) {
         }
 }
 
-static void on_hash(void *user, uint64_t done, uint64_t all) {
-    (void)user;
-    hd_progress(NULL, "hashing", (double)done / (double)(all + 1));
-}
-
 static uint64_t params_of(const hd_file_tensor *t) {
     return (uint64_t)t->ne[0] * (uint64_t)t->ne[1] * (uint64_t)t->ne[2] * (uint64_t)t->ne[3];
 }
@@ -378,7 +373,8 @@ const struct hd_command hd_cmd_inspect = {
         "is of names, shapes, formats and bytes of all tensors, in any order of the file.\n\n"
         "  hadal inspect\n"
         "  hadal inspect model.gguf --tensors --metadata\n"
-        "  hadal inspect DeepSeek-V3-folder --no-hash --json\n",
+        "  hadal inspect DeepSeek-V3-folder --no-hash --json\n"
+        "  hadal inspect model.gguf --expect-hash 0123456789abcdef0123456789abcdef\n",
     .run = run,
 };
 
@@ -392,11 +388,9 @@ static hd_status look(struct job *j, const char *path) {
     hd_status s = hd_hparams_read(j->c, &j->hp);
     if (s == HD_OK) s = hd_canon_new(j->c, &j->hp, &j->k);
     if (s != HD_OK) snprintf(j->why, sizeof j->why, "%s", hd_error_text());
-    if (j->o->hash) {
-        hd_checkpoint_hash(j->c, j->hash, on_hash, NULL);
-        hd_progress(NULL, "hashing", 1);
-    }
-    return HD_OK;
+    if (!j->o->hash && !j->o->expect_hash) return HD_OK;
+    hd_checkpoint_hash(j->c, j->hash, hd_hash_progress, NULL);
+    return j->o->expect_hash ? hd_checkpoint_expect_hash(j->c, j->o->expect_hash, j->hash) : HD_OK;
 }
 
 static int run(const struct hd_options *o, int n_arg, char **arg) {

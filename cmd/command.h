@@ -50,5 +50,7 @@ void hd_progress(void *unused, const char *what, double done);
 
 /* The same for hd_model_open. */
 void hd_load_progress(void *unused, int done, int all);
+/* The same bar of hd_checkpoint_hash. */
+void hd_hash_progress(void *unused, uint64_t done, uint64_t all);
 
 #endif

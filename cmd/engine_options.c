@@ -31,6 +31,10 @@ void hd_load_progress(void *unused, int done, int all) {
     hd_progress(unused, "loading", all > 0 ? (double)done / all : 1);
 }
 
+void hd_hash_progress(void *unused, uint64_t done, uint64_t all) {
+    hd_progress(unused, "hashing", done < all ? (double)done / (double)all : 1);
+}
+
 static int smaller_nonzero(int a, int b) {
     if (a == 0 || b == 0) return a + b;
     return a < b ? a : b;
@@ -58,5 +62,6 @@ void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c) {
     c->max_num_queued_tokens = o->max_num_queued_tokens;
     c->tokenizer = o->tokenizer;
     c->chat_encoding = o->chat_encoding;
+    c->expect_hash = o->expect_hash;
     c->on_progress = hd_progress;
 }

@@ -38,6 +38,7 @@ typedef struct hd_engine_config {
     int64_t max_num_queued_tokens; /* 0: no bound */
     const char *tokenizer;         /* path to override the model's; NULL */
     const char *chat_encoding;     /* name to override; NULL: by the tokenizer */
+    const char *expect_hash;       /* content hash the model must have; NULL: any */
     /* Told while loading (may be NULL): what, and how much of it is done in [0, 1]. 1 comes once,
      * at the end: "ready" or "failed". */
     void (*on_progress)(void *user, const char *what, double done);

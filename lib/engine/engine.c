@@ -247,6 +247,7 @@ static hd_status open_parts(hd_engine *e, const hd_engine_config *c) {
     char hash[33];
     hd_checkpoint_hash(e->checkpoint, hash, hash_progress, (void *)(uintptr_t)c);
     e->info.model_hash = keep(e, hash);
+    if (c->expect_hash) HD_TRY(hd_checkpoint_expect_hash(e->checkpoint, c->expect_hash, hash));
     HD_TRY(open_model(e, c, kv_format, &z));
     open_loop(e, c, kv_format, &z);
     return start_thread(e);

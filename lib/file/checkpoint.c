@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 
 #include <xxhash.h>
@@ -305,4 +306,13 @@ void hd_checkpoint_hash(const hd_checkpoint *c, char out[33],
     hd_free(sorted);
     XXH128_hash_t r = XXH3_128bits_digest(&h);
     snprintf(out, 33, "%016llx%016llx", (unsigned long long)r.high64, (unsigned long long)r.low64);
+}
+
+hd_status hd_checkpoint_expect_hash(const hd_checkpoint *c, const char *expected,
+                                    const char *found) {
+    if (strspn(expected, "0123456789abcdefABCDEF") != 32 || expected[32])
+        return HD_FAIL(INVALID, "expected hash: expected 32 hex digits, found \"%s\"",
+                       hd_show(hd_str_of(expected)));
+    if (strcasecmp(expected, found) == 0) return HD_OK;
+    return HD_FAIL(INVALID, "%s: content hash: expected %s, found %s", c->path, expected, found);
 }

@@ -300,12 +300,21 @@ static bool is_of_layers(const hd_canon *k, const char *name) {
     return layer < k->hp->n_layer;
 }
 
+bool hd_canon_is_surplus(const hd_canon *k, size_t ix) {
+    const hd_file_tensor *f = hd_checkpoint_at(k->c, ix);
+    hd_str name = hd_str_of(f->name);
+    bool is_tied = k->hp->is_tied && hd_str_eq_c(name, "lm_head.weight");
+    bool is_of_next =
+        strncmp(f->name, "model.layers.", 13) == 0 || strncmp(f->name, "blk.", 4) == 0;
+    return !k->is_used[ix] && f->n_byte > 0 && (!is_of_next || is_of_layers(k, f->name)) &&
+           !is_tied && !hd_str_ends_c(name, "rotary_emb.inv_freq");
+}
+
 /* A bias that nothing adds would be a silent error. */
 static hd_status refuse_biases(const hd_canon *k) {
     for (size_t i = 0; i < hd_checkpoint_count(k->c); i++) {
         const hd_file_tensor *f = hd_checkpoint_at(k->c, i);
-        if (!k->is_used[i] && f->n_byte > 0 && is_of_layers(k, f->name) &&
-            hd_str_ends_c(hd_str_of(f->name), ".bias"))
+        if (hd_canon_is_surplus(k, i) && hd_str_ends_c(hd_str_of(f->name), ".bias"))
             return HD_FAIL(UNSUPPORTED, "%s: tensor %s: expected no such bias in architecture %s",
                            f->file, f->name, k->hp->arch);
     }
@@ -335,10 +344,12 @@ static hd_status refuse_leftover(const hd_canon *k, int layer, const char *suffi
 
 static hd_status refuse_leftovers(const hd_canon *k) {
     const hd_hparams *hp = k->hp;
-    char expected[64];
-    snprintf(expected, sizeof expected, "%d layers and no more", hp->n_layer + hp->n_next);
-    HD_TRY(refuse_leftover(k, hp->n_layer + hp->n_next, "attn_norm.weight",
-                           "input_layernorm.weight", expected));
+    char expected[64], next[64];
+    int n_layer = hp->n_layer + hp->n_next;
+    snprintf(expected, sizeof expected, "%d layers and no more", n_layer);
+    snprintf(next, sizeof next, "model.layers.%d.eh_proj.weight", n_layer);
+    if (!hd_checkpoint_find(k->c, next)) /* one that predicts further tokens is none of these */
+        HD_TRY(refuse_leftover(k, n_layer, "attn_norm.weight", "input_layernorm.weight", expected));
     if (hp->n_dense_layer == hp->n_layer || hp->n_expert_shared > 0) return HD_OK;
     return refuse_leftover(k, hp->n_dense_layer, "ffn_gate_shexp.weight",
                            "mlp.shared_experts.gate_proj.weight", "no shared expert");

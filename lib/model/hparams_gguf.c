@@ -264,8 +264,8 @@ static bool has_routing_bias(const struct source *s, const hd_hparams *hp) {
     return hd_checkpoint_find(s->c, name) != NULL;
 }
 
-/* Files of V3 older than the routing keys: the bias tensor tells sigmoid scores, and 256 experts
- * V3's own 8 groups of which 4 are used. */
+/* Files older than the routing keys: the bias tensor tells sigmoid scores, 256 experts with those
+ * V3's own 8 groups of which 4 are used, 160 experts V2's 8 of which 3 are. */
 static hd_status read_routing(struct source *s, hd_hparams *hp) {
     int gating;
     HD_TRY(get_int(s, "expert_gating_func", 100, 0, &gating));
@@ -277,6 +277,11 @@ static hd_status read_routing(struct source *s, hd_hparams *hp) {
     if (gating == HD_GATING_SIGMOID && hp->n_expert == 256 && hp->n_group == 0) {
         hp->n_group = 8;
         hp->n_group_used = 4;
+    }
+    bool is_v2 = s->family->is_mla && gating == HD_GATING_SOFTMAX && hp->n_expert == 160;
+    if (is_v2 && hp->n_group == 0) {
+        hp->n_group = 8;
+        hp->n_group_used = 3;
     }
     hd_gguf_bool(s->g, key_of(s, "expert_weights_norm"), &hp->expert_normalise);
     return HD_OK;

@@ -1,6 +1,8 @@
 /* Opening and closing a model, its KV memory, and the checks in front of a forward pass. */
 #include "model/arch.h"
 
+#include "base/log.h"
+
 static hd_status check_options(const hd_hparams *hp, const hd_model_options *o) {
     const struct {
         const char *name;
@@ -109,6 +111,19 @@ static hd_status open_rope(hd_model *m) {
     return HD_OK;
 }
 
+/* Unknown tensors are no error, but may mean that the model is more than its configuration says. */
+static void warn_surplus(const hd_model *m, const hd_checkpoint *c) {
+    int64_t n = 0;
+    const char *first = NULL;
+    for (size_t i = 0; i < hd_checkpoint_count(c); i++) {
+        if (!hd_canon_is_surplus(m->canon, i)) continue;
+        if (n++ == 0) first = hd_checkpoint_at(c, i)->name;
+    }
+    if (n > 0)
+        hd_log(HD_LOG_WARN, "tensors that the architecture does not use", "architecture", "s",
+               m->hp.arch, "tensors", "d", n, "first", "s", first, NULL);
+}
+
 hd_status hd_model_open(const hd_checkpoint *c, const hd_dev *dev, const hd_model_options *o,
                         void (*on_progress)(void *user, int done, int all), void *user,
                         hd_model **out) {
@@ -127,6 +142,7 @@ hd_status hd_model_open(const hd_checkpoint *c, const hd_dev *dev, const hd_mode
     HD_TRY_OUT(check_options(&m->hp, o));
     HD_TRY_OUT(check_kv_format(m));
     HD_TRY_OUT(hd_canon_new(c, &m->hp, &m->canon));
+    warn_surplus(m, c);
     HD_TRY_OUT(hd_weights_bind(m, on_progress, user));
     HD_TRY_OUT(m->arch->plan(m));
     HD_TRY_OUT(open_rope(m));

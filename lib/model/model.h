@@ -125,6 +125,9 @@ const hd_canon_tensor *hd_canon_at(const hd_canon *k, size_t ix);
 const hd_canon_tensor *hd_canon_find(const hd_canon *k, const char *name);
 /* Whether the checkpoint's tensor of this index is a source of any. */
 bool hd_canon_is_used(const hd_canon *k, size_t checkpoint_ix);
+/* Whether it is one that nobody would miss with reason: not used, and neither of the layers that
+ * predict further tokens, nor computed anyway (rotary frequencies), nor a tied output. */
+bool hd_canon_is_surplus(const hd_canon *k, size_t checkpoint_ix);
 /* Matrix `ix` of the tensor (its ne[2] index; 0 for 2-D) as stored bytes: a pointer into the
  * mapping when it lies there as wanted, else copied into scratch (ne[0]*ne[1] elements of its
  * format). */

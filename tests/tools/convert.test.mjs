@@ -166,6 +166,19 @@ test('inspect shows the embedded model', () => {
   assert.equal(j.file_bytes + 200000 > statSync(mini).size, true);
 });
 
+test('a model of another content hash is refused with both', () => {
+  const { hash } = look(v3), other = '0123456789abcdef0123456789ABCDEF';
+  const cases = path.join(v3, 'cases.json');
+  const commands = [['inspect', v3], ['eval', v3, '--cases', cases], ['run', '-m', v3, '--raw', '-p', 'x'],
+    ['serve', '-m', v3, '--port', '0']];
+  for (const command of commands)
+    refuse(1, new RegExp(`v3: content hash: expected ${other}, found ${hash}$`, 'm'), ...command,
+      '--expect-hash', other);
+  refuse(1, /expected 32 hex digits, found "12"/, 'inspect', v3, '--expect-hash', '12');
+  done('inspect', v3, '--no-hash', '--expect-hash', hash.toUpperCase());
+  done('eval', v3, '--plan', '--expect-hash', hash);
+});
+
 test('inspect shows what it can of a model that is not built', () => {
   const other = to('other');
   mkdirSync(other);

@@ -97,7 +97,7 @@ struct change {            /* of a copy of the v3 checkpoint */
     const char *drop;      /* tensors whose name has this are left out */
     bool fuse_experts;     /* mlp.experts.gate_up_proj, mlp.experts.down_proj */
     const char *transpose; /* this tensor gets its shape turned round */
-    const char *extra;     /* a tensor of this name is added */
+    const char *extra[2];  /* tensors of these names are added */
 };
 
 static void add_tensor(json_t *header, hd_buf *data, const char *name, json_t *shape,
@@ -148,8 +148,8 @@ static void write_changed(const struct change *x) {
         hd_buf_add(&data, t->data, (size_t)t->n_byte);
     }
     for (int layer = 1; x->fuse_experts && layer < 4; layer++) add_fused(header, &data, c, layer);
-    if (x->extra) {
-        add_tensor(header, &data, x->extra, json_pack("[i]", 4), 8);
+    for (int i = 0; i < 2 && x->extra[i]; i++) {
+        add_tensor(header, &data, x->extra[i], json_pack("[i]", 4), 8);
         hd_buf_add(&data, "\0\0\0\0\0\0\0\0", 8);
     }
     char *text = json_dumps(header, JSON_COMPACT);
@@ -197,11 +197,31 @@ static void fused_experts_are_the_same(void **state) {
 static void extra_tensors_are_ignored(void **state) {
     (void)state;
     struct opened o;
-    write_changed(&(struct change){.extra = "model.layers.4.shared_head.norm.weight"});
+    static const struct {
+        const char *name;
+        bool is_surplus; /* worth a warning */
+    } extras[] = {
+        {"model.layers.4.shared_head.norm.weight", false},
+        {"model.layers.1.self_attn.rotary_emb.inv_freq", false},
+        {"model.layers.1.self_attn.rotary_emb.other", true},
+        {"model.vision.weight", true},
+    };
+    for (size_t e = 0; e < HD_COUNT_OF(extras); e++) {
+        write_changed(&(struct change){.extra = {extras[e].name}});
+        open_all(&o, dir);
+        size_t n_unused = 0, n_surplus = 0;
+        for (size_t i = 0; i < hd_checkpoint_count(o.c); i++) {
+            n_unused += !hd_canon_is_used(o.k, i);
+            n_surplus += hd_canon_is_surplus(o.k, i);
+        }
+        assert_int_equal(n_unused, 1);
+        assert_int_equal(n_surplus, extras[e].is_surplus);
+        close_all(&o);
+    }
+    /* a layer that predicts further tokens, which config.json does not count */
+    write_changed(&(struct change){
+        .extra = {"model.layers.4.input_layernorm.weight", "model.layers.4.eh_proj.weight"}});
     open_all(&o, dir);
-    size_t n_unused = 0;
-    for (size_t i = 0; i < hd_checkpoint_count(o.c); i++) n_unused += !hd_canon_is_used(o.k, i);
-    assert_int_equal(n_unused, 1);
     close_all(&o);
 }
 
@@ -241,7 +261,7 @@ static void write_config(const char *from, const char *to);
 /* Layers or shared experts that the file has and the configuration leaves out: another model. */
 static void leftovers_are_named(void **state) {
     (void)state;
-    struct change more = {.extra = "model.layers.4.input_layernorm.weight"};
+    struct change more = {.extra = {"model.layers.4.input_layernorm.weight"}};
     refused(&more, (const char *[]){dir, "model.layers.4.input_layernorm.weight",
                                     "expected 4 layers and no more", NULL});
     hd_checkpoint *c;

@@ -496,6 +496,11 @@ static void other_spellings_of_gguf(void **state) {
                         {"deepseek2.expert_group_count", 0, 0, NULL},
                         {"deepseek2.expert_group_used_count", 0, 0, NULL}));
     assert_true(h.n_group == 8 && h.n_group_used == 4);
+    assert_ok(READ_GGUF(&h, {"deepseek2.expert_count", 'u', 160, NULL},
+                        {"deepseek2.expert_gating_func", 'u', 1, NULL},
+                        {"deepseek2.expert_group_count", 0, 0, NULL},
+                        {"deepseek2.expert_group_used_count", 0, 0, NULL}));
+    assert_true(h.n_group == 8 && h.n_group_used == 3 && h.group_rule == HD_GROUP_MAX);
 }
 
 /* No gating key, but a routing bias: sigmoid. A value a layer, all alike: one value. */

@@ -18,7 +18,7 @@ typedef struct session {
     const struct hd_options *o;
     hd_engine *e;
     bool thinking, is_tty;
-    bool is_raw;         /* the prompt is continued as it is */
+    bool is_raw;         /* no chat: the prompt is continued as it is, or up to a suffix */
     hd_message *message; /* [n_message], contents on the heap */
     size_t n_message, message_room;
     char *system; /* or NULL */
@@ -211,7 +211,8 @@ static hd_status complete(session *s, hd_str text) {
     hd_token_list prompt = {0};
     printer p;
     printer_init(&p, s);
-    hd_status st = hd_engine_tokenize(s->e, text, true, true, &prompt);
+    hd_status st = s->o->suffix ? hd_engine_fim(s->e, text, hd_str_of(s->o->suffix), &prompt)
+                                : hd_engine_tokenize(s->e, text, true, true, &prompt);
     if (st == HD_OK) st = generate(s, &prompt, &(hd_chat_start){0}, &p);
     if (st == HD_OK && s->o->json) print_json(&p, &s->last);
     hd_engine_free_ids(&prompt);
@@ -339,7 +340,7 @@ static bool names_bos(const hd_engine *e, hd_str text) {
 
 static int one_shot(session *s) {
     hd_str text = hd_str_of(s->o->prompt);
-    s->is_raw = s->o->raw || names_bos(s->e, text);
+    s->is_raw = s->o->raw || s->o->suffix || names_bos(s->e, text);
     if (s->is_raw && (s->o->system || s->o->thinking))
         return hd_command_usage(&hd_cmd_run, "the prompt begins with the begin-of-sentence "
                                              "marker, so it has no chat: no --system, no "
@@ -354,10 +355,11 @@ static int run(const struct hd_options *o, int n_arg, char **arg) {
     if (n_arg > 0)
         return hd_command_usage(&hd_cmd_run, "unexpected argument '%s' (the prompt goes to -p)",
                                 arg[0]);
-    if (!o->prompt && (o->raw || o->json))
-        return hd_command_usage(&hd_cmd_run, "--raw and --json need a prompt: -p TEXT");
-    if (o->raw && (o->system || o->thinking))
-        return hd_command_usage(&hd_cmd_run, "--raw has no chat: no --system, no --thinking");
+    if (!o->prompt && (o->raw || o->json || o->suffix))
+        return hd_command_usage(&hd_cmd_run, "--raw, --suffix and --json need a prompt: -p TEXT");
+    if ((o->raw || o->suffix) && (o->system || o->thinking))
+        return hd_command_usage(&hd_cmd_run, "%s has no chat: no --system, no --thinking",
+                                o->raw ? "--raw" : "--suffix");
     if (o->stop.n > HD_STOP_MAX)
         return hd_command_usage(&hd_cmd_run, "--stop: at most %d, found %d", HD_STOP_MAX,
                                 o->stop.n);
@@ -389,6 +391,7 @@ const struct hd_command hd_cmd_run = {
         "special tokens written in it count.\n\n"
         "  hadal run -p 'What is 12 + 30?' --temp 0\n"
         "  hadal run --raw -p 'Once upon a time' -n 100\n"
+        "  hadal run -p 'for i in ' --suffix ': print(i)' --temp 0\n"
         "  hadal run --model DeepSeek-V2-Lite.gguf --system 'Answer in French.'\n",
     .run = run,
 };

@@ -47,6 +47,13 @@ test('raw completion gives the golden tokens', () => {
   }
 });
 
+test('the middle is filled in', () => {
+  assert.equal(done(['-p', 'def add(a, b):\n    ', '--suffix', '\n', '--temp', '0']).stdout, 'return a + b\n');
+  assert.equal(done(['-p', 'def add(a, b):\n    ', '--suffix', '', '--temp', '0']).stdout, 'return a + b\n');
+  const got = JSON.parse(done(['-p', 'for i in ', '--suffix', ':\n    print(i)\n', '--temp', '0', '--json']).stdout);
+  assert.match(got.text, /^range\(\d+\)$/);
+});
+
 test('a prompt that begins with the begin marker is already encoded', () => {
   for (const c of golden.prompts.filter((p) => /<｜User｜>/.test(p.prompt)).slice(0, 3)) {
     const r = done(['-p', c.prompt, '--temp', '0', '-n', String(c.greedy.length)]);
@@ -121,6 +128,8 @@ test('refusals', () => {
   refused(['--raw'], 2, /need a prompt/);
   refused(['--json'], 2, /need a prompt/);
   refused(['--raw', '--thinking', '-p', 'a'], 2, /--raw has no chat/);
+  refused(['--suffix', 'b', '--thinking', '-p', 'a'], 2, /--suffix has no chat/);
+  refused(['--suffix', 'b'], 2, /--suffix .*need a prompt/);
   refused(['-p', 'a', '--temp', '-1'], 2, /temp/);
   refused(['-p', 'a', '--max-model-len', '4'], 1, /context holds 4/);
   refused(['-p', 'a', ...Array(17).fill(['--stop', 'x']).flat()], 2, /--stop: at most 16/);

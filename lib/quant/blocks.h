@@ -35,16 +35,31 @@ static inline int clamp_round(float x, int lo, int hi) {
     return (int)__builtin_rintf(x);
 }
 
+/* The code nearest to x in [lo, hi], as a float; lo for NaN. Below 2^22 the sum rounds as rintf
+ * does, without a call. */
+static inline float hd_code_of(float x, float lo, float hi) {
+    const float whole = 12582912.0f; /* 1.5 * 2^23 */
+    x = x > lo ? x : lo;
+    x = x < hi ? x : hi;
+    return (x + whole) - whole;
+}
+
+/* Fits take at most HD_FIT_MAX elements, a multiple of 8; weight NULL: all count the same. */
+enum { HD_FIT_MAX = 32 };
 /* Fit of x[0..n) by codes q in [lo, hi]: x ~ d * q. Writes the codes and returns d.
  * Tries scales around amax/extreme and keeps the least weighted squared error. */
 float hd_fit_symmetric(const float *x, const float *weight, int n, int lo, int hi, int8_t *q);
 /* Fit x ~ d * q - m with q in [0, hi], d >= 0 and m >= 0. Writes the codes and *m, returns d. */
 float hd_fit_affine(const float *x, const float *weight, int n, int hi, uint8_t *q, float *m);
+/* The weighted squared error under a given scale (and minimum), codes chosen for it. */
+float hd_symmetric_error(const float *x, const float *weight, int n, int lo, int hi, float d);
+float hd_affine_error(const float *x, const float *weight, int n, int hi, float d, float m);
 
-/* The code book of IQ4_NL and IQ4_XS: value of a code 0..15, the code nearest to x, and the scale
- * for which nearest codes fit x[0..n) with the least weighted error. */
+/* The code book of IQ4_NL and IQ4_XS: value of a code 0..15, the code nearest to x, the scale for
+ * which nearest codes fit x[0..n) with the least weighted error, and the error under a scale. */
 int hd_iq4_value(int code);
 int hd_iq4_nearest(float x);
 float hd_iq4_fit(const float *x, const float *weight, int n);
+float hd_iq4_error(const float *x, const float *weight, int n, float d);
 
 #endif

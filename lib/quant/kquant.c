@@ -6,8 +6,11 @@
 #include "quant/blocks.h"
 
 #include <math.h>
+#include <stdbool.h>
 
 enum { n_elem = 256 };
+
+static float as_f16(float f) { return hd_f16_to_f32(hd_f32_to_f16(f)); }
 
 /* Eight 6-bit scales and minimums in 12 bytes (Q4_K, Q5_K). */
 static void unpack_scales(const unsigned char *s, int j, int *scale, int *min) {
@@ -28,16 +31,65 @@ static void pack_scales(unsigned char *s, const int *scale, const int *min) {
     }
 }
 
-/* Fits n_sub sub-blocks by codes 0..hi under scales and minimums of scale_max levels. The stored
- * factors go to d_at and m_at; q gets the codes for what was stored. */
+/* Sub-blocks by codes 0..hi under integer scales and minimums of up to scale_max. */
 struct affine {
     int n_sub, hi, scale_max;
+    float d_unit, m_unit; /* the factors as stored */
     int scale[16], min[16];
     uint8_t q[n_elem];
 };
 
+/* Chooses scale and minimum of every sub-block near the present ones; the error of all. */
+static float choose_affine(struct affine *a, const float *x, const float *weight) {
+    int n = n_elem / a->n_sub;
+    float sum = 0;
+    for (int s = 0; s < a->n_sub; s++) {
+        const float *xs = x + s * n, *w = weight ? weight + s * n : NULL;
+        int scale = a->scale[s], min = a->min[s];
+        float best = INFINITY;
+        for (int sc = scale - 1; sc <= scale + 1; sc++)
+            for (int mi = min - 1; mi <= min + 1; mi++) {
+                if (sc < 0 || sc > a->scale_max || mi < 0 || mi > a->scale_max) continue;
+                float e =
+                    hd_affine_error(xs, w, n, a->hi, a->d_unit * (float)sc, a->m_unit * (float)mi);
+                if (!(e < best)) continue;
+                best = e;
+                a->scale[s] = sc;
+                a->min[s] = mi;
+            }
+        float d = a->d_unit * (float)a->scale[s], m = a->m_unit * (float)a->min[s];
+        for (int i = 0; i < n; i++)
+            a->q[s * n + i] = (uint8_t)(d > 0 ? clamp_round((xs[i] + m) / d, 0, a->hi) : 0);
+        sum += best;
+    }
+    return sum;
+}
+
+/* The factors that are best for scales, minimums and codes: false when there are none. */
+static bool refit_affine(const struct affine *a, const float *x, const float *weight, float *d,
+                         float *m) {
+    float aa = 0, ab = 0, bb = 0, ax = 0, bx = 0;
+    int n = n_elem / a->n_sub;
+    for (int i = 0; i < n_elem; i++) {
+        float w = weight ? weight[i] : 1, p = (float)(a->scale[i / n] * a->q[i]),
+              o = (float)a->min[i / n];
+        aa += w * p * p;
+        ab += w * p * o;
+        bb += w * o * o;
+        ax += w * p * x[i];
+        bx += w * o * x[i];
+    }
+    float det = aa * bb - ab * ab;
+    *d = det > 0 ? (ax * bb - ab * bx) / det : ax / aa;
+    *m = det > 0 ? (ab * ax - aa * bx) / det : 0;
+    return *d > 0 && *m >= 0;
+}
+
+/* Fits the sub-blocks alone, brings their scales to integers under the largest, then alternates:
+ * integers near by, factors for them. d_at and m_at get the factors. */
 static void encode_affine(struct affine *a, const float *x, const float *weight, void *d_at,
                           void *m_at) {
+    enum { n_round = 2 };
     int n = n_elem / a->n_sub;
     float d[16], m[16], d_max = 0, m_max = 0;
     for (int s = 0; s < a->n_sub; s++) {
@@ -46,38 +98,86 @@ static void encode_affine(struct affine *a, const float *x, const float *weight,
         d_max = fmaxf(d_max, d[s]);
         m_max = fmaxf(m_max, m[s]);
     }
-    float d_unit = store_f16(d_at, d_max / (float)a->scale_max);
-    float m_unit = store_f16(m_at, m_max / (float)a->scale_max);
+    a->d_unit = store_f16(d_at, d_max / (float)a->scale_max);
+    a->m_unit = store_f16(m_at, m_max / (float)a->scale_max);
     for (int s = 0; s < a->n_sub; s++) {
-        a->scale[s] = d_unit > 0 ? clamp_round(d[s] / d_unit, 0, a->scale_max) : 0;
-        a->min[s] = m_unit > 0 ? clamp_round(m[s] / m_unit, 0, a->scale_max) : 0;
-        float sd = d_unit * (float)a->scale[s], sm = m_unit * (float)a->min[s];
-        for (int i = s * n; i < (s + 1) * n; i++)
-            a->q[i] = (uint8_t)(sd > 0 ? clamp_round((x[i] + sm) / sd, 0, a->hi) : 0);
+        a->scale[s] = a->d_unit > 0 ? clamp_round(d[s] / a->d_unit, 0, a->scale_max) : 0;
+        a->min[s] = a->m_unit > 0 ? clamp_round(m[s] / a->m_unit, 0, a->scale_max) : 0;
+    }
+    float error = choose_affine(a, x, weight);
+    for (int t = 0; t < n_round; t++) {
+        struct affine b = *a;
+        float d_new, m_new;
+        if (!refit_affine(&b, x, weight, &d_new, &m_new)) break;
+        b.d_unit = as_f16(d_new);
+        b.m_unit = as_f16(m_new);
+        float e = choose_affine(&b, x, weight);
+        if (!(e < error)) break;
+        error = e;
+        *a = b;
+        store_f16(d_at, a->d_unit);
+        store_f16(m_at, a->m_unit);
     }
 }
 
 /* The same for symmetric codes lo..hi with signed sub-block scales in [scale_lo, scale_hi]. */
 struct symmetric {
     int lo, hi, scale_lo, scale_hi;
+    float unit;
     int scale[16];
     int8_t q[n_elem];
 };
 
+enum { n_part = 16, part = 16 }; /* sub-blocks of a symmetric super-block, and their elements */
+
+static float choose_symmetric(struct symmetric *a, const float *x, const float *weight) {
+    float sum = 0;
+    for (int s = 0; s < n_part; s++) {
+        const float *xs = x + s * part, *w = weight ? weight + s * part : NULL;
+        int scale = a->scale[s];
+        float best = INFINITY;
+        for (int sc = scale - 1; sc <= scale + 1; sc++) {
+            if (sc < a->scale_lo || sc > a->scale_hi) continue;
+            float e = hd_symmetric_error(xs, w, part, a->lo, a->hi, a->unit * (float)sc);
+            if (!(e < best)) continue;
+            best = e;
+            a->scale[s] = sc;
+        }
+        float d = a->unit * (float)a->scale[s];
+        for (int i = 0; i < part; i++)
+            a->q[s * part + i] = (int8_t)(d != 0 ? clamp_round(xs[i] / d, a->lo, a->hi) : 0);
+        sum += best;
+    }
+    return sum;
+}
+
 static void encode_symmetric(struct symmetric *a, const float *x, const float *weight, void *d_at) {
-    enum { n_sub = 16, n = 16 };
-    float d[n_sub], extreme = 0;
-    for (int s = 0; s < n_sub; s++) {
-        d[s] = hd_fit_symmetric(x + s * n, weight ? weight + s * n : NULL, n, a->lo, a->hi,
-                                a->q + s * n);
+    enum { n_round = 2 };
+    float d[n_part], extreme = 0;
+    for (int s = 0; s < n_part; s++) {
+        d[s] = hd_fit_symmetric(x + s * part, weight ? weight + s * part : NULL, part, a->lo, a->hi,
+                                a->q + s * part);
         if (fabsf(d[s]) > fabsf(extreme)) extreme = d[s];
     }
-    float unit = store_f16(d_at, extreme / (float)a->scale_lo);
-    for (int s = 0; s < n_sub; s++) {
-        a->scale[s] = unit != 0 ? clamp_round(d[s] / unit, a->scale_lo, a->scale_hi) : 0;
-        float sd = unit * (float)a->scale[s];
-        for (int i = s * n; i < (s + 1) * n; i++)
-            a->q[i] = (int8_t)(sd != 0 ? clamp_round(x[i] / sd, a->lo, a->hi) : 0);
+    a->unit = store_f16(d_at, extreme / (float)a->scale_lo);
+    for (int s = 0; s < n_part; s++)
+        a->scale[s] = a->unit != 0 ? clamp_round(d[s] / a->unit, a->scale_lo, a->scale_hi) : 0;
+    float error = choose_symmetric(a, x, weight);
+    for (int t = 0; t < n_round; t++) {
+        struct symmetric b = *a;
+        float xp = 0, pp = 0;
+        for (int i = 0; i < n_elem; i++) {
+            float w = weight ? weight[i] : 1, p = (float)(a->scale[i / part] * a->q[i]);
+            xp += w * x[i] * p;
+            pp += w * p * p;
+        }
+        if (!(pp > 0)) break;
+        b.unit = as_f16(xp / pp);
+        float e = choose_symmetric(&b, x, weight);
+        if (!(e < error)) break;
+        error = e;
+        *a = b;
+        store_f16(d_at, a->unit);
     }
 }
 
@@ -261,27 +361,69 @@ void hd_decode_IQ4_XS(const void *src, float *dst, size_t n) {
     }
 }
 
+struct iq4_super {
+    float unit; /* as stored */
+    int scale[8];
+    uint8_t q[n_elem];
+};
+
+/* As choose_symmetric: scales near the present ones, their codes, the error of all. */
+static float choose_iq4(struct iq4_super *a, const float *x, const float *weight) {
+    float sum = 0;
+    for (int s = 0; s < 8; s++) {
+        const float *xs = x + 32 * s, *w = weight ? weight + (size_t)(32 * s) : NULL;
+        int scale = a->scale[s];
+        float best = INFINITY;
+        for (int sc = scale - 1; sc <= scale + 1; sc++) {
+            if (sc < -32 || sc > 31) continue;
+            float e = hd_iq4_error(xs, w, 32, a->unit * (float)sc);
+            if (!(e < best)) continue;
+            best = e;
+            a->scale[s] = sc;
+        }
+        float d = a->unit * (float)a->scale[s], inverse = d != 0 ? 1 / d : 0;
+        for (int j = 0; j < 32; j++) a->q[32 * s + j] = (uint8_t)hd_iq4_nearest(xs[j] * inverse);
+        sum += best;
+    }
+    return sum;
+}
+
+static void fit_iq4_super(struct iq4_super *a, const float *x, const float *weight) {
+    float d[8], extreme = 0, xp = 0, pp = 0;
+    for (int s = 0; s < 8; s++) {
+        d[s] = hd_iq4_fit(x + 32 * s, weight ? weight + (size_t)(32 * s) : NULL, 32);
+        if (fabsf(d[s]) > fabsf(extreme)) extreme = d[s];
+    }
+    a->unit = as_f16(extreme / -32);
+    for (int s = 0; s < 8; s++)
+        a->scale[s] = a->unit != 0 ? clamp_round(d[s] / a->unit, -32, 31) : 0;
+    float error = choose_iq4(a, x, weight);
+    for (int i = 0; i < n_elem; i++) {
+        float w = weight ? weight[i] : 1, p = (float)(a->scale[i / 32] * hd_iq4_value(a->q[i]));
+        xp += w * x[i] * p;
+        pp += w * p * p;
+    }
+    struct iq4_super b = *a;
+    if (!(pp > 0)) return;
+    b.unit = as_f16(xp / pp);
+    if (choose_iq4(&b, x, weight) < error) *a = b;
+}
+
 void hd_encode_IQ4_XS(const float *src, const float *weight, void *dst, size_t n) {
     unsigned char *p = dst;
     for (size_t b = 0; b < n / n_elem; b++, p += 136, src += n_elem) {
-        float d[8], extreme = 0;
-        for (int s = 0; s < 8; s++) {
-            d[s] = hd_iq4_fit(src + 32 * s, weight ? weight + b * n_elem + (size_t)(32 * s) : NULL,
-                              32);
-            if (fabsf(d[s]) > fabsf(extreme)) extreme = d[s];
-        }
+        struct iq4_super a;
+        fit_iq4_super(&a, src, weight ? weight + b * n_elem : NULL);
         memset(p, 0, 136);
-        float unit = store_f16(p, extreme / -32);
+        store_f16(p, a.unit);
         int high = 0;
         for (int s = 0; s < 8; s++) {
-            int scale = unit != 0 ? clamp_round(d[s] / unit, -32, 31) : 0;
-            p[4 + s / 2] = (unsigned char)(p[4 + s / 2] | ((scale + 32) & 15) << (4 * (s % 2)));
-            high |= (scale + 32) >> 4 << (2 * s);
-            float inverse = scale != 0 ? 1 / (unit * (float)scale) : 0;
+            int scale = a.scale[s] + 32;
+            p[4 + s / 2] = (unsigned char)(p[4 + s / 2] | (scale & 15) << (4 * (s % 2)));
+            high |= scale >> 4 << (2 * s);
             for (int j = 0; j < 32; j++) {
-                int q = hd_iq4_nearest(src[32 * s + j] * inverse);
                 unsigned char *byte = p + 8 + 16 * s + j % 16;
-                *byte = (unsigned char)(*byte | q << (j < 16 ? 0 : 4));
+                *byte = (unsigned char)(*byte | a.q[32 * s + j] << (j < 16 ? 0 : 4));
             }
         }
         p[2] = (unsigned char)high;

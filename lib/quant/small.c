@@ -34,24 +34,18 @@ void hd_decode_Q4_0(const void *src, float *dst, size_t n) {
     }
 }
 
-/* The symmetric encoders share this: d with the sign that puts the extreme on the lowest code, or,
- * with importance, the least-squares fit. */
-static float symmetric_scale(const float *x, const float *weight, int lo, int hi, int8_t *q) {
-    if (weight) return hd_fit_symmetric(x, weight, n_elem, lo, hi, q);
-    float extreme = 0;
-    for (int j = 0; j < n_elem; j++)
-        if (fabsf(x[j]) > fabsf(extreme)) extreme = x[j];
-    float d = extreme / (float)lo, inverse = d != 0 ? 1 / d : 0;
-    for (int j = 0; j < n_elem; j++)
-        q[j] = (int8_t)(clamp_round(floorf(x[j] * inverse - (float)lo + 0.5f), 0, hi - lo) + lo);
-    return d;
+/* The symmetric encoders: d and codes; the codes are for d as it is stored. */
+static void fit_symmetric(const float *x, const float *weight, int lo, int hi, void *d_at,
+                          int8_t *q) {
+    float d = store_f16(d_at, hd_fit_symmetric(x, weight, n_elem, lo, hi, q));
+    for (int j = 0; j < n_elem; j++) q[j] = (int8_t)(d != 0 ? clamp_round(x[j] / d, lo, hi) : 0);
 }
 
 void hd_encode_Q4_0(const float *src, const float *weight, void *dst, size_t n) {
     unsigned char *p = dst;
     for (size_t b = 0; b < n / n_elem; b++, p += 18, src += n_elem) {
         int8_t q[n_elem];
-        store_f16(p, symmetric_scale(src, weight ? weight + b * n_elem : NULL, -8, 7, q));
+        fit_symmetric(src, weight ? weight + b * n_elem : NULL, -8, 7, p, q);
         for (int j = 0; j < n_elem; j++) put_code(p + 2, j, q[j] + 8);
     }
 }
@@ -65,26 +59,24 @@ void hd_decode_Q4_1(const void *src, float *dst, size_t n) {
     }
 }
 
-/* d and m of an unsigned code range over the block's own range. */
-static float range_scale(const float *x, int hi, float *m) {
-    float low = x[0], high = x[0];
-    for (int j = 1; j < n_elem; j++) {
-        if (x[j] < low) low = x[j];
-        if (x[j] > high) high = x[j];
-    }
-    *m = low;
-    return (high - low) / (float)hi;
+/* d, m (of either sign: the fit is of what the mean leaves) and the codes for them as stored. */
+static void fit_range(const float *x, const float *weight, int hi, unsigned char *d_at,
+                      uint8_t q[n_elem]) {
+    float mean = 0, rest[n_elem], m;
+    for (int j = 0; j < n_elem; j++) mean += x[j] / n_elem;
+    for (int j = 0; j < n_elem; j++) rest[j] = x[j] - mean;
+    float d = store_f16(d_at, hd_fit_affine(rest, weight, n_elem, hi, q, &m));
+    m = store_f16(d_at + 2, mean - m);
+    for (int j = 0; j < n_elem; j++)
+        q[j] = (uint8_t)(d > 0 ? clamp_round((x[j] - m) / d, 0, hi) : 0);
 }
 
 void hd_encode_Q4_1(const float *src, const float *weight, void *dst, size_t n) {
     unsigned char *p = dst;
-    (void)weight; /* the range is kept whole: its ends are exact */
     for (size_t b = 0; b < n / n_elem; b++, p += 20, src += n_elem) {
-        float m, d = range_scale(src, 15, &m), inverse = d != 0 ? 1 / d : 0;
-        store_f16(p, d);
-        store_f16(p + 2, m);
-        for (int j = 0; j < n_elem; j++)
-            put_code(p + 4, j, clamp_round(floorf((src[j] - m) * inverse + 0.5f), 0, 15));
+        uint8_t q[n_elem];
+        fit_range(src, weight ? weight + b * n_elem : NULL, 15, p, q);
+        for (int j = 0; j < n_elem; j++) put_code(p + 4, j, q[j]);
     }
 }
 
@@ -107,7 +99,7 @@ void hd_encode_Q5_0(const float *src, const float *weight, void *dst, size_t n) 
     unsigned char *p = dst;
     for (size_t b = 0; b < n / n_elem; b++, p += 22, src += n_elem) {
         int8_t q[n_elem];
-        store_f16(p, symmetric_scale(src, weight ? weight + b * n_elem : NULL, -16, 15, q));
+        fit_symmetric(src, weight ? weight + b * n_elem : NULL, -16, 15, p, q);
         memset(p + 2, 0, 4);
         for (int j = 0; j < n_elem; j++) put_code5(p + 2, p + 6, j, q[j] + 16);
     }
@@ -125,14 +117,11 @@ void hd_decode_Q5_1(const void *src, float *dst, size_t n) {
 
 void hd_encode_Q5_1(const float *src, const float *weight, void *dst, size_t n) {
     unsigned char *p = dst;
-    (void)weight;
     for (size_t b = 0; b < n / n_elem; b++, p += 24, src += n_elem) {
-        float m, d = range_scale(src, 31, &m), inverse = d != 0 ? 1 / d : 0;
-        store_f16(p, d);
-        store_f16(p + 2, m);
+        uint8_t q[n_elem];
+        fit_range(src, weight ? weight + b * n_elem : NULL, 31, p, q);
         memset(p + 4, 0, 4);
-        for (int j = 0; j < n_elem; j++)
-            put_code5(p + 4, p + 8, j, clamp_round(floorf((src[j] - m) * inverse + 0.5f), 0, 31));
+        for (int j = 0; j < n_elem; j++) put_code5(p + 4, p + 8, j, q[j]);
     }
 }
 
@@ -147,34 +136,61 @@ void hd_decode_IQ4_NL(const void *src, float *dst, size_t n) {
 
 int hd_iq4_value(int code) { return iq4_codes[code]; }
 
+/* Codes ascend, so the nearest is how many of the 15 midpoints lie below x. */
 int hd_iq4_nearest(float x) {
-    int best = 0;
-    for (int c = 1; c < 16; c++)
-        if (fabsf(x - (float)iq4_codes[c]) < fabsf(x - (float)iq4_codes[best])) best = c;
-    return best;
+    static const float midpoint[15] = {-115.5f, -93.5f, -74,   -57,   -42, -28.5f, -16, -4.5f,
+                                       7,       19,     31.5f, 45.5f, 61,  79,     101};
+    int code = 0;
+    for (int i = 0; i < 15; i++) code += x > midpoint[i];
+    return code;
 }
 
-/* The scale whose nearest codes give the least weighted error, over a few starting scales. */
+struct iq4_fit {
+    float d, gain; /* error = sum w x^2 - gain */
+};
+
+static struct iq4_fit try_iq4(const float *x, const float *weight, int n, float inverse) {
+    float sum_xq = 0, sum_qq = 0;
+    for (int j = 0; j < n; j++) {
+        float code = (float)iq4_codes[hd_iq4_nearest(x[j] * inverse)];
+        float wq = weight ? weight[j] * code : code;
+        sum_xq += wq * x[j];
+        sum_qq += wq * code;
+    }
+    if (!(sum_qq > 0)) return (struct iq4_fit){0, -1};
+    return (struct iq4_fit){sum_xq / sum_qq, sum_xq * sum_xq / sum_qq};
+}
+
+/* The scale whose nearest codes give the least weighted error, over a few starting scales that put
+ * the extreme near either end of the codes. */
 float hd_iq4_fit(const float *x, const float *weight, int n) {
+    enum { n_try = 7, n_refine = 3 };
     float extreme = 0;
     for (int j = 0; j < n; j++)
         if (fabsf(x[j]) > fabsf(extreme)) extreme = x[j];
     if (!(fabsf(extreme) > 1e-30f) || !isfinite(extreme)) return 0;
-    float best_d = extreme / -127, best_gain = -1;
-    for (int t = -7; t <= 7; t++) {
-        float inverse = (-127 + 3 * (float)t) / extreme, sum_xq = 0, sum_qq = 0;
-        for (int j = 0; j < n; j++) {
-            float w = weight ? weight[j] : x[j] * x[j] + 1e-12f;
-            float code = (float)iq4_codes[hd_iq4_nearest(x[j] * inverse)];
-            sum_xq += w * x[j] * code;
-            sum_qq += w * code * code;
+    struct iq4_fit best = {extreme / -127, -1};
+    for (int t = -n_try; t <= n_try; t++)
+        for (int end = 0; end < 2; end++) {
+            float inverse = ((float)iq4_codes[end ? 15 : 0] + 3 * (float)t) / extreme;
+            struct iq4_fit f = try_iq4(x, weight, n, inverse);
+            if (f.gain > best.gain) best = f;
         }
-        if (sum_qq > 0 && sum_xq * sum_xq / sum_qq > best_gain) {
-            best_gain = sum_xq * sum_xq / sum_qq;
-            best_d = sum_xq / sum_qq;
-        }
+    for (int t = 0; t < n_refine && best.d != 0; t++) {
+        struct iq4_fit f = try_iq4(x, weight, n, 1 / best.d);
+        if (!(f.gain > best.gain)) break;
+        best = f;
     }
-    return best_d;
+    return best.d;
+}
+
+float hd_iq4_error(const float *x, const float *weight, int n, float d) {
+    float error = 0, inverse = d != 0 ? 1 / d : 0;
+    for (int j = 0; j < n; j++) {
+        float r = d * (float)iq4_codes[hd_iq4_nearest(x[j] * inverse)] - x[j];
+        error += (weight ? weight[j] : 1) * r * r;
+    }
+    return error;
 }
 
 void hd_encode_IQ4_NL(const float *src, const float *weight, void *dst, size_t n) {
@@ -204,14 +220,30 @@ static int fp4_nearest(float x) {
     return x < 0 ? best | 8 : best;
 }
 
+static float fp4_error(const float *x, const float *weight, float s) {
+    float error = 0;
+    for (int j = 0; j < n_elem; j++) {
+        float r = s * fp4_codes[fp4_nearest(x[j] / s)] - x[j];
+        error += (weight ? weight[j] : 1) * r * r;
+    }
+    return error;
+}
+
+/* The power of two that OCP's specification takes cuts off what lies between 6 and 8 of it: the
+ * next one is taken where its error is smaller. */
+static int fp4_exponent(const float *x, const float *weight) {
+    float amax = 0;
+    for (int j = 0; j < n_elem; j++) amax = fmaxf(amax, fabsf(x[j]));
+    int e = amax > 0 && isfinite(amax) ? ilogbf(amax) - 2 + 127 : 0;
+    e = e < 0 ? 0 : e > 254 ? 254 : e;
+    if (e == 254 || amax <= 6 * e8m0(e)) return e;
+    return fp4_error(x, weight, e8m0(e + 1)) < fp4_error(x, weight, e8m0(e)) ? e + 1 : e;
+}
+
 void hd_encode_MXFP4(const float *src, const float *weight, void *dst, size_t n) {
     unsigned char *p = dst;
-    (void)weight; /* the scale is a power of two: nothing to fit */
     for (size_t b = 0; b < n / n_elem; b++, p += 17, src += n_elem) {
-        float amax = 0;
-        for (int j = 0; j < n_elem; j++) amax = fmaxf(amax, fabsf(src[j]));
-        int e = amax > 0 && isfinite(amax) ? ilogbf(amax) - 2 + 127 : 0;
-        p[0] = (unsigned char)(e < 0 ? 0 : e > 254 ? 254 : e);
+        p[0] = (unsigned char)fp4_exponent(src, weight ? weight + b * n_elem : NULL);
         float inverse = 1 / e8m0(p[0]);
         for (int j = 0; j < n_elem; j++) put_code(p + 1, j, fp4_nearest(src[j] * inverse));
     }

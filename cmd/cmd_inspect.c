@@ -16,6 +16,8 @@ struct job {
     hd_hparams hp;
     hd_canon *k; /* NULL: not a model that can be run, `why` says why */
     char why[512];
+    const hd_chat_encoding *chat; /* NULL: none, chat_why says why */
+    char chat_why[HD_CHAT_WHY_MAX];
     char hash[33]; /* "" when it was not wanted */
     uint64_t n_byte;
 };
@@ -189,6 +191,11 @@ static void print_all(const struct job *j) {
     if (j->k) LINE("name", "%s", j->hp.name);
     LINE("file", "%s, %zu tensors, %s", kind, hd_checkpoint_count(j->c), hd_human_bytes(j->n_byte));
     if (j->hash[0]) LINE("content hash", "%s", j->hash);
+    if (j->chat)
+        LINE("chat encoding", "%s, for %s: %s", hd_chat_name(j->chat), hd_chat_models(j->chat),
+             j->chat_why);
+    else
+        LINE("chat encoding", "none: %s", j->chat_why);
     if (j->k) {
         struct part_sum s = sum_of(j, HD_PART_COUNT, HD_F32);
         LINE("architecture", "%s: %s weights, %s of them read for a token", j->hp.arch,
@@ -345,6 +352,8 @@ static void print_json(const struct job *j) {
     put_str(&w, "path", hd_checkpoint_path(j->c));
     put_str(&w, "kind", hd_checkpoint_gguf(j->c) ? "gguf" : "safetensors");
     put_str(&w, "hash", j->hash[0] ? j->hash : NULL);
+    put_str(&w, "chat_encoding", j->chat ? hd_chat_name(j->chat) : NULL);
+    put_str(&w, "chat_encoding_why", j->chat_why);
     put_int(&w, "file_tensors", (int64_t)hd_checkpoint_count(j->c));
     put_int(&w, "file_bytes", (int64_t)j->n_byte);
     if (j->k)
@@ -378,6 +387,16 @@ const struct hd_command hd_cmd_inspect = {
     .run = run,
 };
 
+/* A tokenizer that cannot be read is no reason to show nothing. */
+static void look_at_chat(struct job *j, const hd_engine_config *config) {
+    hd_tokenizer *t = NULL;
+    hd_status s = hd_engine_open_tokenizer(j->c, NULL, &t);
+    snprintf(j->chat_why, sizeof j->chat_why, "the model has no tokenizer");
+    if (s == HD_OK && t) s = hd_engine_choose_chat(j->c, config, t, &j->chat, j->chat_why);
+    if (s != HD_OK) snprintf(j->chat_why, sizeof j->chat_why, "%s", hd_error_text());
+    hd_tokenizer_free(t);
+}
+
 static hd_status look(struct job *j, const char *path) {
     hd_engine_config config;
     hd_engine_config_init(&config);
@@ -388,6 +407,7 @@ static hd_status look(struct job *j, const char *path) {
     hd_status s = hd_hparams_read(j->c, &j->hp);
     if (s == HD_OK) s = hd_canon_new(j->c, &j->hp, &j->k);
     if (s != HD_OK) snprintf(j->why, sizeof j->why, "%s", hd_error_text());
+    look_at_chat(j, &config);
     if (!j->o->hash && !j->o->expect_hash) return HD_OK;
     hd_checkpoint_hash(j->c, j->hash, hd_hash_progress, NULL);
     return j->o->expect_hash ? hd_checkpoint_expect_hash(j->c, j->o->expect_hash, j->hash) : HD_OK;

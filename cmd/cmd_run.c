@@ -242,8 +242,11 @@ static void command_clear(session *s, const char *arg) {
 static void think(session *s, const char *arg) {
     bool on = strcmp(arg, "on") == 0;
     if (on || strcmp(arg, "off") == 0) {
-        if (on && !hd_engine_get_info(s->e)->can_think)
+        const hd_engine_info *i = hd_engine_get_info(s->e);
+        if (on && !i->can_think)
             fprintf(stderr, "this model's chat encoding has no thinking\n");
+        else if (!on && i->always_thinks)
+            fprintf(stderr, "this model always thinks\n");
         else
             s->thinking = on;
     }
@@ -370,6 +373,7 @@ static int run(const struct hd_options *o, int n_arg, char **arg) {
     c.max_num_seqs = 1;
     if (hd_engine_open(&c, &s.e) != HD_OK) return hd_command_error(&hd_cmd_run);
     hd_generate_catch_interrupt();
+    s.thinking |= hd_engine_get_info(s.e)->always_thinks;
     if (o->system) s.system = hd_strdup(o->system);
     clear(&s);
     int rc = o->prompt ? one_shot(&s) : chat(&s);

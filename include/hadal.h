@@ -37,7 +37,7 @@ typedef struct hd_engine_config {
     int max_num_queued_reqs;
     int64_t max_num_queued_tokens; /* 0: no bound */
     const char *tokenizer;         /* path to override the model's; NULL */
-    const char *chat_encoding;     /* name to override; NULL: by the tokenizer */
+    const char *chat_encoding;     /* name to override; NULL: by the model's files */
     const char *expect_hash;       /* content hash the model must have; NULL: any */
     /* Told while loading (may be NULL): what, and how much of it is done in [0, 1]. 1 comes once,
      * at the end: "ready" or "failed". */
@@ -56,7 +56,8 @@ void hd_engine_close(hd_engine *e);
 typedef struct hd_engine_info {
     const char *model_name, *arch, *backend, *device, *chat_encoding, *kv_cache_dtype,
         *weight_format;
-    const char *model_hash; /* 32 hex digits */
+    const char *chat_encoding_why; /* what decided it, or why there is none */
+    const char *model_hash;        /* 32 hex digits */
     int max_model_len, n_ctx_train, n_vocab, n_layer, max_num_seqs, block_size, n_page;
     int64_t n_param, weight_bytes, kv_pool_bytes, kv_bytes_per_token, workspace_bytes;
     int32_t bos, eos; /* -1: none */

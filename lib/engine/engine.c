@@ -46,13 +46,14 @@ static hd_status open_text(hd_engine *e, const hd_engine_config *c, int n_vocab)
         return HD_FAIL(INVALID, "tokenizer: %zu tokens, but the model's vocabulary has %d",
                        hd_tokenizer_size(e->tokenizer), n_vocab);
     e->info.chat_encoding = "none";
+    e->info.chat_encoding_why = "the model has no tokenizer";
     if (!e->tokenizer) {
         if (!c->chat_encoding) return HD_OK;
         return HD_FAIL(INVALID, "chat_encoding: the model has no tokenizer");
     }
-    e->chat = c->chat_encoding ? hd_chat_by_name(c->chat_encoding) : hd_chat_for(e->tokenizer);
-    if (c->chat_encoding && !e->chat)
-        return HD_FAIL(INVALID, "chat_encoding: no encoding is named \"%s\"", c->chat_encoding);
+    char why[HD_CHAT_WHY_MAX];
+    HD_TRY(hd_engine_choose_chat(e->checkpoint, c, e->tokenizer, &e->chat, why));
+    e->info.chat_encoding_why = keep(e, why);
     if (e->chat) {
         e->info.chat_encoding = hd_chat_name(e->chat);
         e->info.can_think = hd_chat_can_think(e->chat);
@@ -215,8 +216,8 @@ static void log_facts(const hd_engine *e) {
            "d", (int64_t)i->n_ctx_train, "kv_dtype", "s", i->kv_cache_dtype, "kv_pages", "d",
            (int64_t)i->n_page, "kv_page_tokens", "d", (int64_t)i->block_size, "kv_bytes", "d",
            i->kv_pool_bytes, "workspace_bytes", "d", i->workspace_bytes, "max_num_seqs", "d",
-           (int64_t)i->max_num_seqs, "chat_encoding", "s", i->chat_encoding, "load_s", "f",
-           i->load_s, NULL);
+           (int64_t)i->max_num_seqs, "chat_encoding", "s", i->chat_encoding, "chat_encoding_why",
+           "s", i->chat_encoding_why, "load_s", "f", i->load_s, NULL);
     if (i->max_model_len < i->n_ctx_train)
         hd_log(HD_LOG_INFO, "the context is smaller than the model's", "context", "d",
                (int64_t)i->max_model_len, "context_train", "d", (int64_t)i->n_ctx_train, NULL);

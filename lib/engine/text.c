@@ -62,8 +62,8 @@ hd_status hd_engine_chat(const hd_engine *e, const hd_chat_prompt *p, hd_token_l
     *start = (hd_chat_start){0};
     HD_TRY(need_tokenizer(e));
     if (!e->chat)
-        return HD_FAIL(UNSUPPORTED, "model %s: its tokenizer fits no known chat encoding",
-                       e->info.model_name);
+        return HD_FAIL(UNSUPPORTED, "model %s has no chat encoding: %s; --chat-encoding names one",
+                       e->info.model_name, e->info.chat_encoding_why);
     hd_ids ids = {0};
     hd_status s = hd_chat_encode(e->chat, e->tokenizer, p, &ids, start);
     *out = list_of(&ids);

@@ -1,85 +1,68 @@
-/* The table of chat encodings, and what is the same for all of them: checks, and text to ids.
- *
- * deepseek_v3.1 (V3.1, V3.1-Terminus, V3.2-Exp) follows the template in DeepSeek's
- * tokenizer_config.json; ⏎ below is a newline:
- *     bos {system messages, wherever they stand, joined by ⏎⏎}{tools}
- *     user:       <｜User｜>{text}
- *     assistant:  <｜Assistant｜></think> (after a user message only)
- *                 {text after its first </think>}{calls} eos
- *     tool:       <｜tool▁output▁begin｜>{text}<｜tool▁output▁end｜>
- *     generation: <｜Assistant｜><think> or <｜Assistant｜></think>, after a user message */
+/* What is the same for all chat encodings: looking them up, checks, and text to ids. */
 #include "text/chat_impl.h"
 
 #include "base/mem.h"
 
+#include <stdio.h>
 #include <string.h>
 
-#define BOS "<｜begin▁of▁sentence｜>"
-#define EOS "<｜end▁of▁sentence｜>"
-#define USER "<｜User｜>"
-#define ASSISTANT "<｜Assistant｜>"
-#define CALLS "<｜tool▁calls▁begin｜>"
-#define CALLS_END "<｜tool▁calls▁end｜>"
-#define CALL "<｜tool▁call▁begin｜>"
-#define CALL_END "<｜tool▁call▁end｜>"
-#define SEP "<｜tool▁sep｜>"
-#define OUTPUT "<｜tool▁output▁begin｜>"
-#define OUTPUT_END "<｜tool▁output▁end｜>"
-
 /* Every marker that markup may hold. */
-static const char *const markers[] = {BOS,        EOS,    USER,      ASSISTANT, "<think>",
-                                      "</think>", CALLS,  CALLS_END, CALL,      CALL_END,
-                                      SEP,        OUTPUT, OUTPUT_END};
+static const char *const markers[] = {HD_BOS,
+                                      HD_EOS,
+                                      HD_USER,
+                                      HD_ASSISTANT,
+                                      HD_SYSTEM,
+                                      HD_REMINDER,
+                                      "<think>",
+                                      "</think>",
+                                      "<|EOT|>",
+                                      "｜DSML｜",
+                                      "<｜tool▁calls▁begin｜>",
+                                      "<｜tool▁calls▁end｜>",
+                                      "<｜tool▁call▁begin｜>",
+                                      "<｜tool▁call▁end｜>",
+                                      "<｜tool▁sep｜>",
+                                      "<｜tool▁outputs▁begin｜>",
+                                      "<｜tool▁outputs▁end｜>",
+                                      "<｜tool▁output▁begin｜>",
+                                      "<｜tool▁output▁end｜>",
+                                      "<｜action｜>",
+                                      "<｜query｜>",
+                                      "<｜authority｜>",
+                                      "<｜domain｜>",
+                                      "<｜title｜>",
+                                      "<｜read_url｜>"};
 _Static_assert(HD_COUNT_OF(markers) <= HD_CHAT_MARKER_MAX, "a writer has an id for each");
 
-/* ---- the table ---- */
+const char *hd_chat_task_marker(hd_str task) {
+    static const struct {
+        const char *task, *marker;
+    } all[] = {{"action", "<｜action｜>"},       {"query", "<｜query｜>"},
+               {"authority", "<｜authority｜>"}, {"domain", "<｜domain｜>"},
+               {"title", "<｜title｜>"},         {"read_url", "<｜read_url｜>"}};
+    for (size_t i = 0; i < HD_COUNT_OF(all); i++)
+        if (hd_str_eq_c(task, all[i].task)) return all[i].marker;
+    return NULL;
+}
 
-static const char *const v31_marker[] = {BOS,        EOS,    USER,       ASSISTANT, "<think>",
-                                         "</think>", CALLS,  CALLS_END,  CALL,      CALL_END,
-                                         SEP,        OUTPUT, OUTPUT_END, NULL};
-static const char *const end_at_user[] = {USER, NULL};
-
-static const hd_chat_turns v31_turns = {
-    .system_join = "\n\n",
-    .user = USER,
-    .past = ASSISTANT "</think>",
-    .end = EOS,
-    .answer = ASSISTANT "</think>",
-    .answer_thinking = ASSISTANT "<think>",
-    .think = "<think>",
-    .think_end = "</think>",
-    .tools = "\n\n## Tools\nYou have access to the following tools:\n",
-    .tool_format =
-        "\nIMPORTANT: ALWAYS adhere to this exact format for tool use:\n" CALLS CALL
-        "tool_call_name" SEP "tool_call_arguments" CALL_END "{additional_tool_calls}" CALLS_END
-        "\n\nWhere:\n"
-        "- `tool_call_name` must be an exact match to one of the available tools\n"
-        "- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters "
-        "Schema\n"
-        "- For multiple tool calls, chain them directly without separators or spaces",
-    .calls = CALLS,
-    .calls_end = CALLS_END,
-    .call = CALL,
-    .call_args = SEP,
-    .call_end = CALL_END,
-    .output = OUTPUT,
-    .output_end = OUTPUT_END,
-};
-
-static const hd_chat_encoding rows[] = {
-    {.name = "deepseek_v3.1",
-     .marker = v31_marker,
-     .thinking = HD_CHAT_HYBRID,
-     .tools = HD_TOOLS_TOKENS,
-     .end_token = end_at_user,
-     .write = hd_chat_turns_write,
-     .turns = &v31_turns},
-};
+/* ---- looking up ---- */
 
 const hd_chat_encoding *hd_chat_by_name(const char *name) {
-    for (size_t i = 0; i < HD_COUNT_OF(rows); i++)
-        if (strcmp(rows[i].name, name) == 0) return &rows[i];
+    for (size_t i = 0; i < hd_chat_row_count; i++) {
+        const hd_chat_encoding *e = &hd_chat_rows[i];
+        if (strcmp(e->name, name) == 0 || (e->alias && strcmp(e->alias, name) == 0)) return e;
+    }
     return NULL;
+}
+
+const hd_chat_encoding *hd_chat_at(size_t ix) {
+    return ix < hd_chat_row_count ? &hd_chat_rows[ix] : NULL;
+}
+
+void hd_chat_names(char *out, size_t room) {
+    size_t n = 0;
+    for (size_t i = 0; i < hd_chat_row_count && n < room; i++)
+        n += (size_t)snprintf(out + n, room - n, "%s%s", i > 0 ? ", " : "", hd_chat_rows[i].name);
 }
 
 /* The id of an added token, or -1. */
@@ -88,27 +71,21 @@ static int32_t token_of(const hd_tokenizer *t, const char *text) {
     return hd_tokenizer_is_added(t, id) ? id : -1;
 }
 
-/* The first marker that is not an added token, or NULL. */
-static const char *missing_marker(const hd_chat_encoding *e, const hd_tokenizer *t) {
+const char *hd_chat_missing_marker(const hd_chat_encoding *e, const hd_tokenizer *t) {
     for (const char *const *k = e->marker; *k; k++)
         if (token_of(t, *k) < 0) return *k;
     return NULL;
 }
 
-const hd_chat_encoding *hd_chat_for(const hd_tokenizer *t) {
-    for (size_t i = 0; i < HD_COUNT_OF(rows); i++)
-        if (!missing_marker(&rows[i], t)) return &rows[i];
-    return NULL;
-}
-
 const char *hd_chat_name(const hd_chat_encoding *e) { return e->name; }
+const char *hd_chat_models(const hd_chat_encoding *e) { return e->models; }
 bool hd_chat_can_think(const hd_chat_encoding *e) { return e->thinking != HD_CHAT_NO_THINKING; }
 bool hd_chat_thinks_by_default(const hd_chat_encoding *e) {
     return e->thinking >= HD_CHAT_UNLESS_ASKED;
 }
 bool hd_chat_always_thinks(const hd_chat_encoding *e) { return e->thinking == HD_CHAT_ALWAYS; }
 bool hd_chat_can_call_tools(const hd_chat_encoding *e) { return e->tools != HD_TOOLS_NONE; }
-bool hd_chat_keeps_reasoning(const hd_chat_encoding *e) { return e->keeps_reasoning; }
+bool hd_chat_keeps_reasoning(const hd_chat_encoding *e) { return e->dsml != NULL; }
 
 int hd_chat_end_tokens(const hd_chat_encoding *e, const hd_tokenizer *t,
                        int32_t out[HD_CHAT_END_MAX]) {
@@ -132,12 +109,15 @@ static hd_status count_bytes(size_t i, hd_str text, size_t *n_byte) {
     return HD_OK;
 }
 
+/* V4 and later: reminders and quick tasks are theirs. */
+static bool has_user_turns(const hd_chat_encoding *e) { return e->dsml && e->dsml->has_user_turns; }
+
 static hd_status check_message(const hd_chat_encoding *e, const hd_chat_prompt *p, size_t i,
                                size_t *n_byte) {
     const hd_message *m = &p->message[i];
     if ((unsigned)m->role >= HD_COUNT_OF(role_name))
         return HD_FAIL(INVALID, "message %zu: unknown role %d", i, (int)m->role);
-    if (m->role == HD_ROLE_LATEST_REMINDER)
+    if (m->role == HD_ROLE_LATEST_REMINDER && !has_user_turns(e))
         return HD_FAIL(UNSUPPORTED, "message %zu: chat encoding %s has no role %s", i, e->name,
                        role_name[m->role]);
     if ((m->n_call > 0 || m->role == HD_ROLE_TOOL) && !hd_chat_can_call_tools(e))
@@ -178,13 +158,13 @@ static hd_status check_messages(const hd_chat_encoding *e, const hd_chat_prompt 
 
 static hd_status check_tools(const hd_chat_encoding *e, const hd_chat_prompt *p) {
     bool is_offered = p->tool_choice == HD_TOOL_AUTO && p->forced_tool.len == 0;
-    if (p->task.len > 0)
-        return HD_FAIL(UNSUPPORTED, "chat encoding %s has no quick tasks", e->name);
     if (p->tool_choice == HD_TOOL_NONE) return HD_OK;
     if (!hd_chat_can_call_tools(e) && (p->n_tool > 0 || p->tool_choice == HD_TOOL_REQUIRED))
         return HD_FAIL(UNSUPPORTED, "chat encoding %s has no tools", e->name);
     if (is_offered) return HD_OK;
     if (p->n_tool == 0) return HD_FAIL(INVALID, "a tool call is required, but there are no tools");
+    if (p->continue_final)
+        return HD_FAIL(INVALID, "a tool call cannot be required of a message that is continued");
     if (p->thinking)
         return HD_FAIL(INVALID, "a tool call cannot be required while thinking%s",
                        hd_chat_always_thinks(e) ? ", and this model always thinks" : "");
@@ -192,6 +172,32 @@ static hd_status check_tools(const hd_chat_encoding *e, const hd_chat_prompt *p)
         if (p->forced_tool.len == 0 || hd_str_eq(p->tool[i].name, p->forced_tool)) return HD_OK;
     return HD_FAIL(INVALID, "the required tool %s is not one of the %zu tools",
                    hd_show(p->forced_tool), p->n_tool);
+}
+
+/* A token that only some prompts need. */
+static hd_status check_token(const hd_chat_encoding *e, const hd_tokenizer *t, const char *text) {
+    if (token_of(t, text) >= 0) return HD_OK;
+    return HD_FAIL(UNSUPPORTED, "chat encoding %s: the tokenizer has no token %s", e->name, text);
+}
+
+static hd_status check_extras(const hd_chat_encoding *e, const hd_tokenizer *t,
+                              const hd_chat_prompt *p) {
+    for (size_t i = 0; i < p->n_message; i++)
+        if (p->message[i].role == HD_ROLE_LATEST_REMINDER) HD_TRY(check_token(e, t, HD_REMINDER));
+    if (p->effort < 0 || p->effort > 100)
+        return HD_FAIL(INVALID, "effort: expected 1 to 100 (0: the default), found %d", p->effort);
+    if (p->task.len == 0) return HD_OK;
+    if (!has_user_turns(e))
+        return HD_FAIL(UNSUPPORTED, "chat encoding %s has no quick tasks", e->name);
+    const char *task = hd_chat_task_marker(p->task);
+    if (!task)
+        return HD_FAIL(INVALID,
+                       "task: expected action, query, authority, domain, title or read_url, found "
+                       "\"%s\"",
+                       hd_show(p->task));
+    if (p->message[p->n_message - 1].role != HD_ROLE_USER)
+        return HD_FAIL(INVALID, "task: the last message must be a user's");
+    return check_token(e, t, task);
 }
 
 /* ---- text to ids ---- */
@@ -214,7 +220,8 @@ void hd_chat_markup(hd_chat_writer *w, const char *text) {
     const char *from = text;
     if (!text) return;
     while (*text) {
-        int i = *text == '<' ? marker_at(w, text) : -1;
+        bool may_begin = *text == '<' || (unsigned char)*text == 0xEF; /* of ｜ */
+        int i = may_begin ? marker_at(w, text) : -1;
         if (i < 0) {
             text++;
             continue;
@@ -230,21 +237,23 @@ void hd_chat_markup(hd_chat_writer *w, const char *text) {
 
 hd_status hd_chat_encode(const hd_chat_encoding *e, const hd_tokenizer *t, const hd_chat_prompt *p,
                          hd_ids *out, hd_chat_start *start) {
-    const char *missing = missing_marker(e, t);
+    const char *missing = hd_chat_missing_marker(e, t);
     *start = (hd_chat_start){0};
-    if (missing)
-        return HD_FAIL(UNSUPPORTED, "chat encoding %s: the tokenizer has no token %s", e->name,
-                       missing);
+    if (missing) return check_token(e, t, missing);
     hd_chat_prompt used = *p;
     used.thinking = hd_chat_always_thinks(e) || (p->thinking && hd_chat_can_think(e));
     HD_TRY(check_messages(e, p));
+    HD_TRY(check_extras(e, t, p));
     HD_TRY(check_tools(e, &used));
     if (p->tool_choice == HD_TOOL_NONE) used.n_tool = 0;
-    hd_chat_writer w = {.e = e, .t = t, .p = &used, .out = out};
+    hd_chat_writer w = {.e = e, .t = t, .p = &used, .out = out, .has_tools = p->n_tool > 0};
     hd_buf_init(&w.plain, SIZE_MAX / 2);
     for (size_t i = 0; i < HD_COUNT_OF(markers); i++) w.marker[i] = token_of(t, markers[i]);
-    hd_chat_markup(&w, BOS);
-    e->write(&w);
+    hd_chat_markup(&w, HD_BOS);
+    if (e->turns)
+        hd_chat_turns_write(&w);
+    else
+        hd_chat_dsml_write(&w);
     hd_chat_flush(&w);
     hd_buf_fini(&w.plain);
     *start = w.start;
@@ -253,7 +262,8 @@ hd_status hd_chat_encode(const hd_chat_encoding *e, const hd_tokenizer *t, const
 
 /* ---- fill in the middle ---- */
 
-static const char *const fim_marker[] = {BOS, "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"};
+static const char *const fim_marker[] = {HD_BOS, "<｜fim▁begin｜>", "<｜fim▁hole｜>",
+                                         "<｜fim▁end｜>"};
 enum { fim_bos, fim_begin, fim_hole, fim_end };
 
 bool hd_chat_has_fim(const hd_tokenizer *t) {

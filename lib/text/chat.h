@@ -11,11 +11,28 @@
 
 typedef struct hd_chat_encoding hd_chat_encoding;
 
-/* By name ("deepseek_v3.1"); NULL when there is none. */
+/* By name ("deepseek_v3.1") or another name of it; NULL when there is none. */
 const hd_chat_encoding *hd_chat_by_name(const char *name);
-/* The one whose markers are all added tokens of the tokenizer; NULL when there is none. */
-const hd_chat_encoding *hd_chat_for(const hd_tokenizer *t);
+/* All of them, from 0; NULL past the end. */
+const hd_chat_encoding *hd_chat_at(size_t ix);
+/* Their names, ", " between; cut to room with its NUL. */
+void hd_chat_names(char *out, size_t room);
+/* The first token that the encoding needs and the tokenizer has not, or NULL. */
+const char *hd_chat_missing_marker(const hd_chat_encoding *e, const hd_tokenizer *t);
+
+/* What tells which encoding a model was trained on. */
+typedef struct hd_chat_evidence {
+    const hd_tokenizer *tokenizer;
+    hd_str arch;          /* GGUF's general.architecture, or config.json's model_type */
+    hd_str name;          /* what the model calls itself */
+    hd_str chat_template; /* Jinja text; empty: it brings none */
+} hd_chat_evidence;
+/* The encoding, or NULL, and in why[room] the reason in words. The template decides by what it
+ * writes; without one (V3.2 and V4 ship none) the tokenizer's tokens and the architecture. */
+const hd_chat_encoding *hd_chat_choose(const hd_chat_evidence *v, char *why, size_t room);
+
 const char *hd_chat_name(const hd_chat_encoding *e);
+const char *hd_chat_models(const hd_chat_encoding *e); /* it is for: "V3.1, V3.1-Terminus" */
 bool hd_chat_can_think(const hd_chat_encoding *e);
 bool hd_chat_thinks_by_default(const hd_chat_encoding *e); /* on DeepSeek's own servers */
 bool hd_chat_always_thinks(const hd_chat_encoding *e);

@@ -1,19 +1,25 @@
-/* Chat encodings that are turns between markers: system texts first, then what users, the assistant
- * and tools said; one struct of texts an encoding. */
+/* Chat encodings that are turns between markers: system texts, then what users, the assistant and
+ * tools said; one struct of texts an encoding. */
 #include "text/chat_impl.h"
 
 #include <string.h>
 
 static const char think_end[] = "</think>";
 
-/* The text after the first </think>; all of it when there is none. */
-static hd_str without_reasoning(hd_str s) {
-    const char *end = s.len ? memmem(s.ptr, s.len, think_end, strlen(think_end)) : NULL;
-    if (!end) return s;
-    end += strlen(think_end);
-    return (hd_str){end, s.len - (size_t)(end - s.ptr)};
+/* What follows the first or the last </think>; all of it when there is none. */
+static hd_str without_reasoning(hd_str s, enum hd_chat_drop drop) {
+    size_t n = strlen(think_end);
+    const char *end =
+        drop == HD_DROP_NOTHING || s.len < n ? NULL : memmem(s.ptr, s.len, think_end, n);
+    while (end) {
+        end += n;
+        s = (hd_str){end, s.len - (size_t)(end - s.ptr)};
+        end = drop == HD_DROP_TO_LAST ? memmem(s.ptr, s.len, think_end, n) : NULL;
+    }
+    return s;
 }
 
+/* Encodings of this kind have no other developer messages. */
 static bool is_system(const hd_message *m) {
     return m->role == HD_ROLE_SYSTEM || m->role == HD_ROLE_DEVELOPER;
 }
@@ -21,9 +27,15 @@ static bool is_system(const hd_message *m) {
 static void write_tools(hd_chat_writer *w) {
     const hd_chat_turns *k = w->e->turns;
     if (w->p->n_tool == 0) return;
-    hd_chat_plain(w, hd_str_of(k->tools));
+    hd_chat_markup(w, k->tools);
     for (size_t i = 0; i < w->p->n_tool; i++) {
         const hd_tool *t = &w->p->tool[i];
+        if (k->tool) {
+            hd_chat_markup(w, k->tool);
+            hd_chat_plain(w, t->function);
+            hd_chat_markup(w, k->tool_end);
+            continue;
+        }
         hd_chat_plain(w, hd_str_of("\n### "));
         hd_chat_plain(w, t->name);
         hd_chat_plain(w, hd_str_of("\nDescription: "));
@@ -36,12 +48,16 @@ static void write_tools(hd_chat_writer *w) {
 }
 
 static void write_system(hd_chat_writer *w) {
-    bool is_first = true;
-    for (size_t i = 0; i < w->p->n_message; i++) {
-        if (!is_system(&w->p->message[i])) continue;
-        if (!is_first) hd_chat_markup(w, w->e->turns->system_join);
-        hd_chat_plain(w, w->p->message[i].content);
-        is_first = false;
+    const hd_chat_turns *k = w->e->turns;
+    const hd_chat_prompt *p = w->p;
+    size_t n = 0, n_all = 0;
+    for (size_t i = 0; i < p->n_message; i++) n_all += is_system(&p->message[i]);
+    for (size_t i = 0; i < p->n_message && k->systems != HD_SYSTEMS_IN_PLACE; i++) {
+        if (!is_system(&p->message[i])) continue;
+        n++;
+        if (k->systems == HD_SYSTEMS_LAST_ONLY && n < n_all) continue;
+        if (k->systems == HD_SYSTEMS_FIRST && n > 1) hd_chat_markup(w, k->system_join);
+        hd_chat_plain(w, p->message[i].content);
     }
     write_tools(w);
 }
@@ -63,17 +79,14 @@ static void write_calls(hd_chat_writer *w, const hd_message *m) {
 }
 
 /* The last message, left open. */
-static void write_continued(hd_chat_writer *w, const hd_message *m, bool after_user) {
+static void write_continued(hd_chat_writer *w, const hd_message *m, bool is_answer) {
     const hd_chat_turns *k = w->e->turns;
     if (m->reasoning.len == 0) {
-        if (after_user) hd_chat_markup(w, k->past);
-        hd_chat_plain(w, without_reasoning(m->content));
+        if (is_answer) hd_chat_markup(w, k->past);
+        hd_chat_plain(w, without_reasoning(m->content, k->drop));
         return;
     }
-    if (after_user)
-        hd_chat_markup(w, k->answer_thinking);
-    else
-        hd_chat_markup(w, k->think);
+    hd_chat_markup(w, is_answer ? k->answer_thinking : k->think);
     hd_chat_plain(w, m->reasoning);
     w->start.in_reasoning = m->content.len == 0;
     if (w->start.in_reasoning) return;
@@ -81,11 +94,12 @@ static void write_continued(hd_chat_writer *w, const hd_message *m, bool after_u
     hd_chat_plain(w, m->content);
 }
 
-static void write_assistant(hd_chat_writer *w, const hd_message *m, bool after_user) {
-    if (after_user) hd_chat_markup(w, w->e->turns->past);
-    hd_chat_plain(w, without_reasoning(m->content));
+static void write_assistant(hd_chat_writer *w, const hd_message *m, bool is_answer) {
+    const hd_chat_turns *k = w->e->turns;
+    if (is_answer) hd_chat_markup(w, k->past);
+    hd_chat_plain(w, without_reasoning(m->content, k->drop));
     write_calls(w, m);
-    hd_chat_markup(w, w->e->turns->end);
+    hd_chat_markup(w, k->past_end);
 }
 
 /* The beginning of a call, as much of it as is certain. */
@@ -115,30 +129,42 @@ static void write_tool_result(hd_chat_writer *w, size_t i) {
     if (is_last) hd_chat_markup(w, k->outputs_end);
 }
 
+static void write_message(hd_chat_writer *w, size_t i, bool is_answer) {
+    const hd_chat_turns *k = w->e->turns;
+    const hd_message *m = &w->p->message[i];
+    if (is_system(m)) {
+        hd_chat_plain(w, m->content);
+        hd_chat_markup(w, k->system_end);
+    } else if (m->role == HD_ROLE_USER) {
+        hd_chat_markup(w, k->user);
+        hd_chat_plain(w, m->content);
+        hd_chat_markup(w, k->user_end);
+    } else if (m->role == HD_ROLE_TOOL) {
+        write_tool_result(w, i);
+    } else if (i + 1 == w->p->n_message && w->p->continue_final) {
+        write_continued(w, m, is_answer);
+    } else {
+        write_assistant(w, m, is_answer);
+    }
+}
+
 void hd_chat_turns_write(hd_chat_writer *w) {
     const hd_chat_turns *k = w->e->turns;
     const hd_chat_prompt *p = w->p;
-    bool after_user = false;
+    bool is_answer = k->answers_any; /* what the assistant says next begins a turn */
     write_system(w);
     for (size_t i = 0; i < p->n_message; i++) {
         const hd_message *m = &p->message[i];
-        if (is_system(m)) continue; /* written first; does not end a user's turn */
-        if (m->role == HD_ROLE_USER) {
-            hd_chat_markup(w, k->user);
-            hd_chat_plain(w, m->content);
-        } else if (m->role == HD_ROLE_TOOL) {
-            write_tool_result(w, i);
-        } else if (i + 1 == p->n_message && p->continue_final) {
-            write_continued(w, m, after_user);
-        } else {
-            write_assistant(w, m, after_user);
-        }
-        after_user = m->role == HD_ROLE_USER;
+        if (is_system(m) && k->systems != HD_SYSTEMS_IN_PLACE)
+            continue; /* written first; does not end a user's turn */
+        write_message(w, i, is_answer);
+        is_answer = m->role == HD_ROLE_USER || (k->answers_any && m->role != HD_ROLE_TOOL);
     }
-    if (p->no_generation_prefix) return;
-    if (after_user) {
+    if (p->no_generation_prefix || p->continue_final) return;
+    if (is_answer) {
         hd_chat_markup(w, p->thinking ? k->answer_thinking : k->answer);
         w->start.in_reasoning = p->thinking;
+        w->start.strip_space = w->e->strip_space;
     }
     if (p->tool_choice == HD_TOOL_REQUIRED) write_forced(w);
 }

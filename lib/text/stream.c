@@ -332,7 +332,7 @@ static int32_t marker_id(const hd_tokenizer *t, const char *text) {
 }
 
 /* One token's bytes may each become U+FFFD, and everything that waited may come with them. */
-static void make_room(hd_stream *s, const hd_text_stream_options *o) {
+static void make_room(hd_stream *s, const hd_chat_encoding *e, const hd_text_stream_options *o) {
     size_t longest = 0;
     for (int i = 0; i < s->n_stop; i++) {
         build_stop(&s->stop[i], o->stop[i]);
@@ -345,7 +345,7 @@ static void make_room(hd_stream *s, const hd_text_stream_options *o) {
     s->shown_room =
         longest + newline_max + 3 * (hd_tokenizer_longest(s->t) + utf8_tail_max) + 2 * marker_max;
     if (o->parse_tools)
-        s->tools = hd_tool_parser_new(s->t, o, s->shown_room);
+        s->tools = hd_tool_parser_new(e->tools, s->t, o, s->shown_room);
     else
         for (int i = 0; i < 2; i++) s->shown[i] = hd_alloc(s->shown_room);
 }
@@ -369,7 +369,7 @@ hd_status hd_stream_new(const hd_tokenizer *t, const hd_chat_encoding *e,
     s->first = o->in_reasoning ? in_reasoning : in_content;
     s->stop_ix = -1;
     s->n_stop = o->n_stop;
-    make_room(s, o);
+    make_room(s, e, o);
     *out = s;
     return HD_OK;
 }

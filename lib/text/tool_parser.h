@@ -16,16 +16,25 @@
 /* How calls are written:
  * TOKENS  <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>...
  *         <｜tool▁calls▁end｜>, or, as V3 and R1 do, "function" for NAME and after the separator
- *         NAME, a new line and the arguments in a ```json fence. Both are understood. */
-enum hd_tool_format { HD_TOOLS_NONE, HD_TOOLS_TOKENS };
+ *         NAME, a new line and the arguments in a ```json fence. Both are understood.
+ * DSML    <｜DSML｜tool_calls> <｜DSML｜invoke name="NAME"> <｜DSML｜parameter name="KEY"
+ * string="true"> VALUE</｜DSML｜parameter> ... with closers likewise; V3.2 names the block
+ * function_calls, V4.1 calls, and writes a space after ｜DSML｜. All are understood. Parameters
+ * become the members of a JSON object: string="true" the text as it stands, "false" as JSON; text
+ * that is none, by the tool's schema, or as a string. A repeated parameter is left out. */
+enum hd_tool_format { HD_TOOLS_NONE, HD_TOOLS_TOKENS, HD_TOOLS_DSML };
 
-enum { HD_TOOL_HELD_MAX = 1024, HD_TOOL_NAME_MAX = 256 };
+enum {
+    HD_TOOL_HELD_MAX = 1024,
+    HD_TOOL_NAME_MAX = 256,
+    HD_TOOL_VALUE_MAX = 64 << 10 /* of a value that is no string; a longer one is not checked */
+};
 
 typedef struct hd_tool_parser hd_tool_parser;
 
-/* t is borrowed. put_max: bytes that may be put between two takes. */
-hd_tool_parser *hd_tool_parser_new(const hd_tokenizer *t, const hd_text_stream_options *o,
-                                   size_t put_max);
+/* f: not NONE. t is borrowed. put_max: bytes that may be put between two takes. */
+hd_tool_parser *hd_tool_parser_new(enum hd_tool_format f, const hd_tokenizer *t,
+                                   const hd_text_stream_options *o, size_t put_max);
 void hd_tool_parser_free(hd_tool_parser *p); /* accepts NULL */
 
 /* One byte of whole characters; is_added: it came of an added token. Reasoning comes first. */

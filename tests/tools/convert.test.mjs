@@ -179,6 +179,31 @@ test('a model of another content hash is refused with both', () => {
   done('eval', v3, '--plan', '--expect-hash', hash);
 });
 
+test('inspect says which chat encoding a model has, and why', () => {
+  assert.match(done('inspect', '--no-hash'), /chat encoding +deepseek_v3\.1, for V3\.1, .*: its template writes <\/think>/);
+  assert.equal(look(v3, '--no-hash').chat_encoding, null);
+  assert.equal(look(v3, '--no-hash').chat_encoding_why, 'the model has no tokenizer');
+  const golden = (name) => path.join(source, 'tests/golden/tokenizer', name);
+  const model = to('chat-model');
+  mkdirSync(model);
+  for (const name of ['config.json', 'model.safetensors']) cpSync(path.join(v3, name), path.join(model, name));
+  cpSync(golden('mini_tokenizer.json'), path.join(model, 'tokenizer.json'));
+  const found = (files) => {
+    for (const [name, text] of Object.entries(files)) writeFileSync(path.join(model, name), text);
+    const j = look(model, '--no-hash');
+    for (const name of Object.keys(files)) rmSync(path.join(model, name));
+    return [j.chat_encoding, j.chat_encoding_why];
+  };
+  const r1 = "{{'<\uff5cUser\uff5c>'}}{{'</think>'}}{{'```json'}}", v2 = "{{'User: '}}{{'Assistant:'}}";
+  assert.deepEqual(found({}), ['deepseek_r1', 'no template; it has the token <think>']);
+  assert.equal(found({ 'tokenizer_config.json': readFileSync(golden('mini_tokenizer_config.json')) })[0], 'deepseek_v3.1');
+  assert.equal(found({ 'tokenizer_config.json': JSON.stringify({ chat_template: [{ name: 'tool', template: r1 }, { name: 'default', template: v2 }] }) })[0], 'deepseek_v2');
+  assert.equal(found({ 'chat_template.json': JSON.stringify({ chat_template: r1 }) })[0], 'deepseek_r1');
+  assert.equal(found({ 'chat_template.jinja': r1, 'tokenizer_config.json': JSON.stringify({ chat_template: v2 }) })[0], 'deepseek_r1');
+  assert.deepEqual(found({ 'chat_template.jinja': '<|im_start|>' }), [null, "its chat template is none of DeepSeek's"]);
+  assert.match(found({ 'chat_template.json': '{' })[1], /chat_template\.json/);
+});
+
 test('inspect shows what it can of a model that is not built', () => {
   const other = to('other');
   mkdirSync(other);

@@ -89,6 +89,26 @@ test('a chat over a pipe', () => {
   assert.match(r.stderr, /\/system TEXT/);
 });
 
+test('every chat encoding can be asked for', () => {
+  const question = ['-p', 'What is 12 + 30?', '--temp', '0', '-n', '40'];
+  const unknown = run([...question, '--chat-encoding', 'telegram']);
+  assert.equal(unknown.status, 1);
+  const names = /none is named "telegram"; there are (.*)\n/.exec(unknown.stderr)[1].split(', ');
+  assert.equal(names.length, 10);
+  for (const name of [...names, 'deepseek_v1', 'deepseek_v2.5']) {
+    const r = run([...question, '--chat-encoding', name]);
+    if (name === 'deepseek_v4.1') { // whose token the embedded model has not
+      assert.match(r.stderr, /chat encoding deepseek_v4\.1: the tokenizer has no token <\uff5cSystem\uff5c>/);
+      continue;
+    }
+    assert.equal(r.status, 0, r.stderr);
+    assert.equal(/^<think>/.test(r.stdout), /_r1/.test(name), r.stdout); // these always think
+  }
+  const r = done(['--temp', '0', '-n', '20', '--chat-encoding', 'deepseek_r1'], '/think off\nHello!');
+  assert.match(r.stderr, /this model always thinks\nthinking is on/);
+  assert.match(r.stdout, /^<think>/);
+});
+
 test('the end of input ends the chat; a conversation that is too long says so and goes on', () => {
   const long = 'word '.repeat(3000);
   const r = run(['--temp', '0'], `${long}\n/clear\nHello!`);

@@ -1,11 +1,13 @@
 /* tool parser: calls written in each format and cut into tokens in every way give the same calls;
  * cut off anywhere, nothing leaks; slips of models are read as meant. */
+#include "support/chat_tokenizer.h"
 #include "support/check.h"
 
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "support/rng.h"
 #include "text/stream.h"
+#include "text/tool_parser.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -21,24 +23,15 @@ static int load_all(void **state) {
     (void)state;
     static const char *const text_markers[] = {"<think>",
                                                "</think>",
+                                               "｜DSML｜",
                                                "<｜tool▁calls▁begin｜>",
                                                "<｜tool▁calls▁end｜>",
                                                "<｜tool▁call▁begin｜>",
                                                "<｜tool▁call▁end｜>",
-                                               "<｜tool▁sep｜>"};
-    size_t n;
-    char *text = test_read_file(test_path("tests/golden/tokenizer/mini_tokenizer.json"), &n);
-    hd_tokenizer_parts p;
-    assert_ok(hd_tokenizer_from_json((hd_str){text, n}, (hd_str){0}, "mini", &with_ids));
-    free(text);
-    hd_tokenizer_to_parts(with_ids, &p);
-    int32_t *type = (int32_t *)p.type;
-    for (size_t i = 0; i < HD_COUNT_OF(text_markers); i++)
-        type[hd_tokenizer_find(with_ids, hd_str_of(text_markers[i]))] = 5;
-    assert_ok(hd_tokenizer_from_parts(&p, &without_ids));
-    hd_free((void *)p.token);
-    hd_free((void *)p.type);
-    hd_free((void *)p.merge);
+                                               "<｜tool▁sep｜>",
+                                               NULL};
+    with_ids = chat_tokenizer((const char *[]){NULL}, false);
+    without_ids = chat_tokenizer(text_markers, false);
     return 0;
 }
 
@@ -274,7 +267,11 @@ static const char *const words[] = {"Paris",
                                     "\t",
                                     "0",
                                     "null",
-                                    "<｜tool▁calls▁begin｜>"};
+                                    "<｜tool▁calls▁begin｜>",
+                                    "</｜DSML｜invoke>",
+                                    "<｜DSML｜invoke name=\"x\">",
+                                    "</｜DSML｜param",
+                                    "<｜DSML｜"};
 
 static const char *word(test_rng *rng) {
     return words[rng_int(rng, 0, (int)HD_COUNT_OF(words) - 1)];
@@ -347,7 +344,49 @@ static void write_v3(struct output *o, int n_call, char *const name[], json_t *c
     markup(o, "<｜tool▁calls▁end｜>");
 }
 
-static const struct format formats[] = {{"deepseek_v3.1", write_v31}, {"deepseek_v3.1", write_v3}};
+/* block: its name; space: what stands before names in tags. */
+static void write_dsml(struct output *o, int n_call, char *const name[], json_t *const args[],
+                       const char *block, const char *space) {
+    char tag[400];
+    const char *key;
+    json_t *value;
+    snprintf(tag, sizeof tag, "<｜DSML｜%s%s>\n", space, block);
+    markup(o, tag);
+    for (int i = 0; i < n_call; i++) {
+        snprintf(tag, sizeof tag, "<｜DSML｜%sinvoke name=\"%s\">\n", space, name[i]);
+        markup(o, tag);
+        if (json_object_size(args[i]) == 0) plain(o, "\n");
+        json_object_foreach(args[i], key, value) {
+            char *text =
+                json_is_string(value) ? strdup(json_string_value(value)) : json_text(value);
+            snprintf(tag, sizeof tag, "<｜DSML｜%sparameter name=\"%s\" string=\"%s\">", space, key,
+                     json_is_string(value) ? "true" : "false");
+            markup(o, tag);
+            plain(o, text);
+            snprintf(tag, sizeof tag, "</｜DSML｜%sparameter>\n", space);
+            markup(o, tag);
+            free(text);
+        }
+        snprintf(tag, sizeof tag, "</｜DSML｜%sinvoke>\n", space);
+        markup(o, tag);
+    }
+    snprintf(tag, sizeof tag, "</｜DSML｜%s%s>", space, block);
+    markup(o, tag);
+}
+
+static void write_v32(struct output *o, int n_call, char *const name[], json_t *const args[]) {
+    write_dsml(o, n_call, name, args, "function_calls", "");
+}
+static void write_v4(struct output *o, int n_call, char *const name[], json_t *const args[]) {
+    write_dsml(o, n_call, name, args, "tool_calls", "");
+}
+static void write_v41(struct output *o, int n_call, char *const name[], json_t *const args[]) {
+    write_dsml(o, n_call, name, args, "calls", " ");
+}
+
+static const struct format formats[] = {{"deepseek_v3.1", write_v31}, {"deepseek_v3", write_v3},
+                                        {"deepseek_r1", write_v3},    {"deepseek_v3.2", write_v32},
+                                        {"deepseek_v4", write_v4},    {"deepseek_v4.1", write_v41}};
 
 static void random_answer(uint64_t seed, const struct format *f, struct output *o,
                           struct answer *want, hd_text_stream_options *so) {
@@ -392,7 +431,7 @@ static void any_grouping(void **state) {
     (void)state;
     static struct output o;
     static struct answer want;
-    for (uint64_t seed = 1; seed <= 12; seed++)
+    for (uint64_t seed = 1; seed <= 6; seed++)
         for (size_t f = 0; f < HD_COUNT_OF(formats); f++) {
             hd_text_stream_options so = {.parse_tools = true};
             random_answer(seed, &formats[f], &o, &want, &so);
@@ -405,7 +444,7 @@ static void cut_off(void **state) {
     (void)state;
     static struct output o;
     static struct answer want;
-    for (uint64_t seed = 1; seed <= 30; seed++)
+    for (uint64_t seed = 1; seed <= 10; seed++)
         for (size_t f = 0; f < HD_COUNT_OF(formats); f++) {
             hd_text_stream_options so = {.parse_tools = true};
             random_answer(seed, &formats[f], &o, &want, &so);
@@ -467,6 +506,171 @@ static void slips_in_tokens(void **state) {
     char longer[1000];
     snprintf(longer, sizeof longer, CALLS CALL "%0300d" SEP "{}" CALL_END, 0);
     reads("deepseek_v3.1", longer, none, &want);
+}
+
+#define D "<｜DSML｜"
+#define E "</｜DSML｜"
+#define PARAM(name, string, value)                                                                 \
+    D "parameter name=\"" name "\" string=\"" string "\">" value E "parameter>\n"
+#define ONE(params) D "tool_calls>\n" D "invoke name=\"f\">\n" params E "invoke>\n" E "tool_calls>"
+
+static const char f_schema[] = "{\"properties\": {\"s\": {\"type\": \"string\"}, \"t\": {\"type\": "
+                               "[\"null\", \"string\"]}, \"n\": {\"type\": [\"integer\", "
+                               "\"string\"]}}}";
+static const hd_tool f_tool = {.name = {"f", 1}, .parameters = {f_schema, sizeof f_schema - 1}};
+
+/* The arguments of the one call of f. */
+static void dsml_args(const char *text, const char *args) {
+    const hd_text_stream_options so = {.tool = &f_tool, .n_tool = 1};
+    clear(&want);
+    expect_call(&want, "f", args);
+    reads("deepseek_v4", text, so, &want);
+    reads("deepseek_v3.2", text, so, &want);
+}
+
+static void slips_in_dsml(void **state) {
+    (void)state;
+    dsml_args(ONE(PARAM("a", "true", "\n x\"\\") PARAM("b", "false", " [1,  2]\n")),
+              "{\"a\": \"\\n x\\\"\\\\\", \"b\": [1,  2]}");
+    dsml_args(ONE(PARAM("a", "false", "True") PARAM("b", "false", "None")),
+              "{\"a\": true, \"b\": null}");
+    dsml_args(ONE(PARAM("a", "false", "Paris, \"F\"") PARAM("b", "false", "")),
+              "{\"a\": \"Paris, \\\"F\\\"\", \"b\": \"\"}"); /* no JSON: a string */
+    dsml_args(ONE(D "parameter name=\"s\">12" E "parameter>" D "parameter name=\"n\">12" E
+                    "parameter>" D "parameter name=\"t\">null" E "parameter>" D
+                    "parameter name=\"z\">x" E "parameter>"),
+              "{\"s\": \"12\", \"n\": 12, \"t\": \"null\", \"z\": \"x\"}"); /* by the schema */
+    dsml_args(ONE(PARAM("a", "true", "1") PARAM("a", "true", "2") PARAM("b", "false", "3")),
+              "{\"a\": \"1\", \"b\": 3}"); /* a repeated one */
+    dsml_args(ONE(PARAM("arguments", "false", " {\"s\": \"x\", \"n\": {}} ")),
+              "{\"s\": \"x\", \"n\": {}}");
+    dsml_args(ONE(PARAM("input", "true", "{\"s\": 1}") PARAM("n", "false", "2")), "{\"s\": 1}");
+    dsml_args(ONE(PARAM("arguments", "true", "{}")), "{}");
+    dsml_args(ONE(PARAM("input", "true", "{s}")), "{\"input\": \"{s}\"}");
+    dsml_args(ONE(PARAM("n", "false", "2") PARAM("input", "true", "{}")),
+              "{\"n\": 2, \"input\": \"{}\"}");
+    dsml_args(ONE(""), "{}");
+    dsml_args(ONE("\n and text "), "{}");
+    dsml_args(
+        ONE(D "parameter string=\"true\">no name" E "parameter>" D "other name=\"x\">y" E "other>"),
+        "{}");
+    dsml_args(D " calls>" D " invoke name=\"f\">" D " parameter name=\"n\" string=\"false\">1" E
+                " parameter>" E " invoke>" E " calls>",
+              "{\"n\": 1}");
+    dsml_args(D "invoke name=\"f\">" PARAM("n", "false", "1"), "{\"n\": 1}"); /* no block */
+    dsml_args("\n\n" ONE(PARAM("n", "false", "1")) "\n\nThat was it.", "{\"n\": 1}");
+    clear(&want); /* cut off inside a value: it stays open */
+    expect_call(&want, "f", "{\"a\": [1, 2");
+    reads("deepseek_v4",
+          D "tool_calls>" D "invoke name=\"f\">" D "parameter name=\"a\" string=\"false\">[1, 2",
+          none, &want);
+    clear(&want);
+    expect_call(&want, "f", "{\"a\": \"x");
+    reads("deepseek_v4",
+          D "tool_calls>" D "invoke name=\"f\">" D "parameter name=\"a\" string=\"true\">x", none,
+          &want);
+    clear(&want); /* two, the second after a missing closer; and no call without a name */
+    expect_call(&want, "f", "{}");
+    expect_call(&want, "g", "{\"arguments\": {}}");
+    reads("deepseek_v4",
+          D "tool_calls>" D "invoke name=\"f\">" D
+            "invoke name=\"g\">" PARAM("arguments", "false", "{}") E
+          "invoke>" D "invoke>" PARAM("x", "true", "y") E "invoke>",
+          (hd_text_stream_options){.tool = &f_tool, .n_tool = 1}, &want);
+    clear(&want);
+    add_c(&want.content,
+          "a b"); /* a tag of another kind is no text, nor is white space before it */
+    reads("deepseek_v4",
+          "a " D "thing>"
+          " b",
+          none, &want);
+}
+
+/* A value of more than 64 KiB that is no string is passed on unchecked. */
+static void long_values(void **state) {
+    (void)state;
+    enum { n_value = HD_TOOL_VALUE_MAX + 1000 };
+    static char text[n_value + 400], expected[n_value + 40];
+    hd_text_stream_options so = {.parse_tools = true};
+    for (int is_string = 0; is_string < 2; is_string++) {
+        hd_stream *s;
+        hd_ids ids = {0};
+        hd_buf args;
+        size_t n = (size_t)snprintf(text, sizeof text,
+                                    D "tool_calls>" D "invoke name=\"f\">" D
+                                      "parameter name=\"a\" string=\"%s\">",
+                                    is_string ? "true" : "false");
+        memset(text + n, '7', n_value);
+        snprintf(text + n + n_value, 200, E "parameter>" E "invoke>" E "tool_calls>");
+        n = (size_t)snprintf(expected, sizeof expected, is_string ? "{\"a\": \"" : "{\"a\": ");
+        memset(expected + n, '7', n_value);
+        snprintf(expected + n + n_value, 8, "%s", is_string ? "\"}" : "}");
+        hd_buf_init(&args, 1 << 20);
+        hd_tokenizer_encode(with_ids, hd_str_of(text), true, &ids);
+        assert_ok(hd_stream_new(with_ids, hd_chat_by_name("deepseek_v4"), &so, &s));
+        for (size_t i = 0; i <= ids.n; i++) {
+            hd_text_out o = i < ids.n ? hd_stream_feed(s, ids.id[i]) : hd_stream_end(s);
+            for (size_t k = 0; k < o.n_call; k++)
+                hd_buf_add(&args, o.call[k].arguments.ptr, o.call[k].arguments.len);
+        }
+        assert_string_equal(args.ptr, expected);
+        hd_stream_free(s);
+        hd_buf_fini(&args);
+        hd_ids_fini(&ids);
+    }
+}
+
+/* From a tokenizer.json and from a GGUF whose markers are all of type control: the same. */
+static void control_tokens_too(void **state) {
+    (void)state;
+    static struct output o;
+    static struct answer w;
+    hd_tokenizer *t = chat_tokenizer((const char *[]){NULL}, true);
+    for (uint64_t seed = 1; seed <= 20; seed++)
+        for (size_t f = 0; f < HD_COUNT_OF(formats); f++) {
+            static struct answer found;
+            hd_text_stream_options so = {.parse_tools = true};
+            hd_ids ids = {0};
+            random_answer(seed, &formats[f], &o, &w, &so);
+            tokens(t, &o, 0, o.x.n, &ids);
+            feed(t, formats[f].row, &so, &ids, &found);
+            same(&found, &w, formats[f].row);
+            hd_ids_fini(&ids);
+        }
+    for (int32_t id = 0; id < (int32_t)hd_tokenizer_size(t); id++)
+        assert_int_equal(hd_tokenizer_is_special(t, id), hd_tokenizer_is_special(with_ids, id));
+    hd_tokenizer_free(t);
+}
+
+/* What encodings have around the texts. */
+static void around_the_texts(void **state) {
+    (void)state;
+    clear(&want);
+    add_c(&want.reasoning, "a\n\nb");
+    add_c(&want.content, "c\n\n");
+    reads("deepseek_r1", "a\n\nb\n\n</think>\n\nc\n\n",
+          (hd_text_stream_options){.in_reasoning = true}, &want);
+    clear(&want);
+    add_c(&want.content, "\n\nc"); /* no reasoning before it */
+    reads("deepseek_r1", "\n\nc", none, &want);
+    clear(&want);
+    add_c(&want.reasoning, "a\n");
+    add_c(&want.content, "\nc"); /* V3.1: exactly what it wrote */
+    reads("deepseek_v3.1", "a\n</think>\nc", (hd_text_stream_options){.in_reasoning = true}, &want);
+    static const char *const text[] = {" Hi there", "Hi there"};
+    for (int strips = 0; strips < 2; strips++) {
+        hd_stream *s;
+        hd_ids ids = {0};
+        hd_text_stream_options so = {.strip_space = strips};
+        hd_tokenizer_encode(with_ids, hd_str_of(text[0]), false, &ids);
+        assert_ok(hd_stream_new(with_ids, hd_chat_by_name("deepseek_v2"), &so, &s));
+        clear(&want);
+        for (size_t i = 0; i < ids.n; i++) take(&want, hd_stream_feed(s, ids.id[i]));
+        take(&want, hd_stream_end(s));
+        assert_string_equal(want.content.text, text[strips]);
+        hd_stream_free(s);
+        hd_ids_fini(&ids);
+    }
 }
 
 static void a_block_counts_in_content_only(void **state) {
@@ -560,9 +764,11 @@ static void stop_strings(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_grouping),    cmocka_unit_test(cut_off),
-        cmocka_unit_test(slips_in_tokens), cmocka_unit_test(a_block_counts_in_content_only),
-        cmocka_unit_test(bounds),          cmocka_unit_test(stop_strings),
+        cmocka_unit_test(any_grouping),     cmocka_unit_test(cut_off),
+        cmocka_unit_test(slips_in_tokens),  cmocka_unit_test(slips_in_dsml),
+        cmocka_unit_test(long_values),      cmocka_unit_test(control_tokens_too),
+        cmocka_unit_test(around_the_texts), cmocka_unit_test(a_block_counts_in_content_only),
+        cmocka_unit_test(bounds),           cmocka_unit_test(stop_strings),
     };
     return cmocka_run_group_tests(tests, load_all, free_all);
 }

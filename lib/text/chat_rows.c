@@ -1,0 +1,298 @@
+/* The table of chat encodings: texts, and nothing but texts. ⏎ below is a newline; what a row's
+ * models were trained on is in DeepSeek's tokenizer_config.json (up to V3.1) or in the Python
+ * encoder beside the model (since V3.2). docs/chat.md has the table for people. */
+#include "text/chat_impl.h"
+
+#define CALLS "<｜tool▁calls▁begin｜>"
+#define CALLS_END "<｜tool▁calls▁end｜>"
+#define CALL "<｜tool▁call▁begin｜>"
+#define CALL_END "<｜tool▁call▁end｜>"
+#define SEP "<｜tool▁sep｜>"
+#define OUTPUTS "<｜tool▁outputs▁begin｜>"
+#define OUTPUTS_END "<｜tool▁outputs▁end｜>"
+#define OUTPUT "<｜tool▁output▁begin｜>"
+#define OUTPUT_END "<｜tool▁output▁end｜>"
+#define EOT "<|EOT|>"
+#define THINK "<think>"
+#define THINK_END "</think>"
+
+/* ---- V1, V2: bos, then {system}⏎⏎, User: {text}⏎⏎, Assistant: {text}eos ---- */
+
+static const char *const text_marker[] = {HD_BOS, HD_EOS, NULL};
+static const hd_chat_turns v2_turns = {
+    .systems = HD_SYSTEMS_IN_PLACE,
+    .system_end = "\n\n",
+    .user = "User: ",
+    .user_end = "\n\n",
+    .past = "Assistant: ",
+    .past_end = HD_EOS,
+    .answers_any = true,
+    .answer = "Assistant:",
+};
+
+/* ---- coder instruct V1. The official default system text is not added ---- */
+
+static const char *const coder_marker[] = {HD_BOS, EOT, NULL};
+static const hd_chat_turns coder_turns = {
+    .systems = HD_SYSTEMS_IN_PLACE,
+    .user = "### Instruction:\n",
+    .user_end = "\n",
+    .past = "### Response:\n",
+    .past_end = "\n" EOT "\n",
+    .answers_any = true,
+    .answer = "### Response:\n",
+};
+
+/* ---- V2.5, V3 and R1: markers for turns; tools as type, name and a fence ---- */
+
+/* clang-format off */
+#define FENCED_TOOLS                                                                               \
+    .tools = "\n\n## Tools\n\n### Function\n\nYou have the following functions available:\n\n",      \
+    .tool = "```json\n",                                                                           \
+    .tool_end = "\n```\n",                                                                         \
+    .tool_format =                                                                                 \
+        "\nTo call a function, end your reply with a block in exactly this format:\n"              \
+        CALLS CALL "function" SEP "FUNCTION_NAME\n"                                                \
+        "```json\n{\"argument\": \"value\"}\n```" CALL_END CALLS_END "\n\n"                          \
+        "FUNCTION_NAME is one of the functions above. The fence holds one JSON object: the "       \
+        "arguments, as the function's parameters describe them. Several calls stand in the same "  \
+        "block, each between " CALL " and " CALL_END ", separated by a new line.",                 \
+    .calls = CALLS,                                                                                \
+    .calls_end = CALLS_END,                                                                        \
+    .call = CALL "function" SEP,                                                                   \
+    .call_args = "\n```json\n",                                                                    \
+    .call_end = "\n```" CALL_END,                                                                  \
+    .call_join = "\n",                                                                             \
+    .outputs = OUTPUTS,                                                                            \
+    .outputs_end = OUTPUTS_END,                                                                    \
+    .output = OUTPUT,                                                                              \
+    .output_end = OUTPUT_END,                                                                      \
+    .output_join = "\n"
+/* clang-format on */
+
+static const char *const v3_marker[] = {HD_BOS, HD_EOS, HD_USER, HD_ASSISTANT, NULL};
+static const hd_chat_turns v3_turns = {
+    .user = HD_USER,
+    .past = HD_ASSISTANT,
+    .past_end = HD_EOS,
+    .answers_any = true,
+    .answer = HD_ASSISTANT,
+    FENCED_TOOLS,
+};
+
+#define R1_TURNS                                                                                   \
+    .user = HD_USER, .past = HD_ASSISTANT, .past_end = HD_EOS, .answers_any = true,                \
+    .drop = HD_DROP_TO_LAST, .answer_thinking = HD_ASSISTANT THINK "\n", .think = THINK "\n",      \
+    .think_end = "\n" THINK_END "\n\n", FENCED_TOOLS
+
+static const char *const r1_marker[] = {HD_BOS, HD_EOS,    HD_USER, HD_ASSISTANT,
+                                        THINK,  THINK_END, NULL};
+static const hd_chat_turns r1_turns = {R1_TURNS};
+static const hd_chat_turns distill_turns = {.systems = HD_SYSTEMS_LAST_ONLY, R1_TURNS};
+
+/* ---- V3.1: </think> before every answer that does not think ---- */
+
+static const char *const v31_marker[] = {HD_BOS,    HD_EOS, HD_USER, HD_ASSISTANT, THINK,
+                                         THINK_END, CALLS,  CALL,    SEP,          NULL};
+static const hd_chat_turns v31_turns = {
+    .system_join = "\n\n",
+    .user = HD_USER,
+    .past = HD_ASSISTANT THINK_END,
+    .past_end = HD_EOS,
+    .drop = HD_DROP_TO_FIRST,
+    .answer = HD_ASSISTANT THINK_END,
+    .answer_thinking = HD_ASSISTANT THINK,
+    .think = THINK,
+    .think_end = THINK_END,
+    .tools = "\n\n## Tools\nYou have access to the following tools:\n",
+    .tool_format =
+        "\nIMPORTANT: ALWAYS adhere to this exact format for tool use:\n" CALLS CALL
+        "tool_call_name" SEP "tool_call_arguments" CALL_END "{additional_tool_calls}" CALLS_END
+        "\n\nWhere:\n"
+        "- `tool_call_name` must be an exact match to one of the available tools\n"
+        "- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters "
+        "Schema\n"
+        "- For multiple tool calls, chain them directly without separators or spaces",
+    .calls = CALLS,
+    .calls_end = CALLS_END,
+    .call = CALL,
+    .call_args = SEP,
+    .call_end = CALL_END,
+    .output = OUTPUT,
+    .output_end = OUTPUT_END,
+};
+
+/* ---- V3.2: DSML as plain text ---- */
+
+/* clang-format off */
+#define TAG "<｜DSML｜"
+#define END "</｜DSML｜"
+
+static const hd_chat_dsml v32_dsml = {
+    .block = TAG "function_calls>",
+    .block_end = END "function_calls>",
+    .invoke = TAG "invoke name=\"",
+    .invoke_end = END "invoke>",
+    .param = TAG "parameter name=\"",
+    .param_end = END "parameter>",
+    .tools =
+        "## Tools\n\n"
+        "You have access to a set of tools you can use to answer the user's question.\n"
+        "You can invoke functions by writing a \"" TAG "function_calls>\" block like the following "
+        "as part of your reply to the user:\n"
+        TAG "function_calls>\n"
+        TAG "invoke name=\"$FUNCTION_NAME\">\n"
+        TAG "parameter name=\"$PARAMETER_NAME\" string=\"true|false\">$PARAMETER_VALUE"
+        END "parameter>\n"
+        "...\n"
+        END "invoke>\n"
+        TAG "invoke name=\"$FUNCTION_NAME2\">\n"
+        "...\n"
+        END "invoke>\n"
+        END "function_calls>\n\n"
+        "String and scalar parameters should be specified as is without any escaping or quotes, "
+        "while lists and objects should use JSON format. The \"string\" attribute should be set to "
+        "\"true\" for string type parameters and \"false\" for other types (numbers, booleans, "
+        "arrays, objects).\n\n"
+        "If the thinking_mode is enabled, then after function results you should strongly consider "
+        "outputting a thinking block. Here is an example:\n\n"
+        TAG "function_calls>\n"
+        "...\n"
+        END "function_calls>\n\n"
+        "<function_results>\n"
+        "...\n"
+        "</function_results>\n\n"
+        THINK "...thinking about results" THINK_END "\n\n"
+        "Here are the functions available in JSONSchema format:\n"
+        "<functions>\n",
+    .tools_end = "</functions>\n",
+    .results = "\n\n<function_results>",
+    .results_end = "\n</function_results>",
+    .result = "\n<result>",
+    .result_end = "</result>",
+};
+
+/* ---- V4 and V4.1: the same with other tags. B: the block's name, S: a space before names ---- */
+
+#define V4_TOOLS(B, S)                                                                             \
+    .block = TAG S B ">",                                                                          \
+    .block_end = END S B ">",                                                                      \
+    .invoke = TAG S "invoke name=\"",                                                              \
+    .invoke_end = END S "invoke>",                                                                 \
+    .param = TAG S "parameter name=\"",                                                            \
+    .param_end = END S "parameter>",                                                               \
+    .tools =                                                                                       \
+        "## Tools\n\n"                                                                             \
+        "You have access to a set of tools to help answer the user's question. You can invoke "    \
+        "tools by writing a \"" TAG S B ">\" block like the following:\n\n"                         \
+        TAG S B ">\n"                                                                              \
+        TAG S "invoke name=\"$TOOL_NAME\">\n"                                                      \
+        TAG S "parameter name=\"$PARAMETER_NAME\" string=\"true|false\">$PARAMETER_VALUE"           \
+        END S "parameter>\n"                                                                       \
+        "...\n"                                                                                    \
+        END S "invoke>\n"                                                                          \
+        TAG S "invoke name=\"$TOOL_NAME2\">\n"                                                     \
+        "...\n"                                                                                    \
+        END S "invoke>\n"                                                                          \
+        END S B ">\n\n"                                                                            \
+        "String parameters should be specified as is and set `string=\"true\"`. For all other "    \
+        "types (numbers, booleans, arrays, objects), pass the value in JSON format and set "       \
+        "`string=\"false\"`.\n\n"                                                                  \
+        "If thinking_mode is enabled (triggered by " THINK "), you MUST output your complete "     \
+        "reasoning inside " THINK "..." THINK_END " BEFORE any tool calls or final response.\n\n"  \
+        "Otherwise, output directly after " THINK_END " with tool calls or final response.\n\n"    \
+        "### Available Tool Schemas\n\n",                                                          \
+    .tools_end =                                                                                   \
+        "\nYou MUST strictly follow the above defined tool name and parameter schemas to invoke "  \
+        "tool calls.\n",                                                                           \
+    .result = "<tool_result>",                                                                     \
+    .result_end = "</tool_result>",                                                                \
+    .has_user_turns = true
+/* clang-format on */
+
+static const char *const v41_marker[] = {HD_BOS, HD_EOS,    HD_USER,   HD_ASSISTANT,
+                                         THINK,  THINK_END, HD_SYSTEM, NULL};
+static const hd_chat_dsml v4_dsml = {V4_TOOLS("tool_calls", ""), .effort = HD_EFFORT_WORDS};
+static const hd_chat_dsml preview_dsml = {V4_TOOLS("tool_calls", ""), .effort = HD_EFFORT_MAX_ONLY};
+static const hd_chat_dsml v41_dsml = {V4_TOOLS("calls", " "), .effort = HD_EFFORT_NUMBER,
+                                      .has_system = true};
+
+/* ---- the table ---- */
+
+static const char *const no_token[] = {NULL};
+static const char *const end_at_user[] = {HD_USER, NULL};
+static const char *const end_at_eot[] = {EOT, NULL};
+
+const hd_chat_encoding hd_chat_rows[] = {
+    {.name = "deepseek_v2",
+     .alias = "deepseek_v1",
+     .models = "deepseek-llm chat, MoE 16B chat, V2 and V2-Lite chat, Coder-V2 instruct",
+     .marker = text_marker,
+     .end_token = no_token,
+     .strip_space = true,
+     .turns = &v2_turns},
+    {.name = "deepseek_coder",
+     .models = "deepseek-coder instruct (V1)",
+     .marker = coder_marker,
+     .end_token = end_at_eot,
+     .turns = &coder_turns},
+    {.name = "deepseek_v3",
+     .alias = "deepseek_v2.5",
+     .models = "V2.5, V3, V3-0324",
+     .marker = v3_marker,
+     .tools = HD_TOOLS_TOKENS,
+     .end_token = end_at_user,
+     .turns = &v3_turns},
+    {.name = "deepseek_r1",
+     .models = "R1, R1-0528",
+     .marker = r1_marker,
+     .thinking = HD_CHAT_ALWAYS,
+     .tools = HD_TOOLS_TOKENS,
+     .end_token = end_at_user,
+     .strip_newlines = true,
+     .turns = &r1_turns},
+    {.name = "deepseek_r1_distill",
+     .models = "R1-Distill-Qwen, R1-Distill-Llama",
+     .marker = r1_marker,
+     .thinking = HD_CHAT_ALWAYS,
+     .tools = HD_TOOLS_TOKENS,
+     .end_token = end_at_user,
+     .strip_newlines = true,
+     .turns = &distill_turns},
+    {.name = "deepseek_v3.1",
+     .models = "V3.1, V3.1-Terminus, V3.2-Exp",
+     .marker = v31_marker,
+     .thinking = HD_CHAT_HYBRID,
+     .tools = HD_TOOLS_TOKENS,
+     .end_token = end_at_user,
+     .turns = &v31_turns},
+    {.name = "deepseek_v3.2",
+     .models = "V3.2 (December 2025)",
+     .marker = r1_marker,
+     .thinking = HD_CHAT_HYBRID,
+     .tools = HD_TOOLS_DSML,
+     .end_token = end_at_user,
+     .dsml = &v32_dsml},
+    {.name = "deepseek_v4",
+     .models = "V4-Flash, V4-Pro (0731)",
+     .marker = r1_marker,
+     .thinking = HD_CHAT_UNLESS_ASKED,
+     .tools = HD_TOOLS_DSML,
+     .end_token = end_at_user,
+     .dsml = &v4_dsml},
+    {.name = "deepseek_v4_preview",
+     .models = "V4 preview: of efforts it knows max alone",
+     .marker = r1_marker,
+     .thinking = HD_CHAT_UNLESS_ASKED,
+     .tools = HD_TOOLS_DSML,
+     .end_token = end_at_user,
+     .dsml = &preview_dsml},
+    {.name = "deepseek_v4.1",
+     .models = "V4.1",
+     .marker = v41_marker,
+     .thinking = HD_CHAT_UNLESS_ASKED,
+     .tools = HD_TOOLS_DSML,
+     .end_token = end_at_user,
+     .dsml = &v41_dsml},
+};
+const size_t hd_chat_row_count = HD_COUNT_OF(hd_chat_rows);

@@ -253,6 +253,10 @@ test('errors are the SDK\'s own kinds', async () => {
     const unsupported = await refused(ask('Hi', { tools }), OpenAI.InternalServerError, 501);
     assert.match(unsupported.message, /tools\[0\]\.function\.strict/);
     await refused(ask('Hi', { response_format: { type: 'json_object' } }), OpenAI.InternalServerError, 501);
+    let n = 0;
+    const counted = new OpenAI({ baseURL: `${server.url}/v1`, apiKey: 'unused', fetch: (...args) => (n++, fetch(...args)) });
+    await refused(counted.chat.completions.create({ model: 'mini', messages: user('Hi'), tools }), OpenAI.InternalServerError, 501);
+    assert.equal(n, 1, 'what will never work is asked once');
     await refused(ask('Hi', { stream: true, temperature: -1 }), OpenAI.BadRequestError, 400);
     const long = await refused(ask('word '.repeat(3000)), OpenAI.BadRequestError, 400);
     assert.match(long.message, /2048/);

@@ -65,9 +65,9 @@ void hd_ids_fini(hd_ids *l);
  * (templates and raw prompts), leftmost first and the longest there; false encodes them as plain
  * text (a user's content), but for added tokens that are one letter, as DeepSeek's first tokenizers
  * have: those are no markup. Adds no bos. text: any bytes (invalid UTF-8 too: each such byte counts
- * as a character without a class), less than 2 GiB; decoding gives them back exactly
- * (bytes that UTF-8 never uses excepted, where a file has them only as added tokens). O(n log n).
- */
+ * as a character without a class), less than 2 GiB; decoding gives them back exactly, in normal
+ * form where the file asks for it (bytes that UTF-8 never uses excepted: where a file has them only
+ * as added tokens they come back as letters, where it has none as "?"). O(n log n). */
 void hd_tokenizer_encode(const hd_tokenizer *t, hd_str text, bool match_added, hd_ids *out);
 
 /* Appends the raw bytes of ids; not necessarily valid UTF-8. */

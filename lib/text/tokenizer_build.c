@@ -118,6 +118,10 @@ static hd_status check_vocab(const hd_tokenizer *t, int32_t id, hd_str content, 
     return HD_OK;
 }
 
+static bool is_never_in_utf8(unsigned char byte) {
+    return byte == 0xC0 || byte == 0xC1 || byte >= 0xF5;
+}
+
 /* Merges and bytes may name an added token too, where no vocabulary token has its bytes: GGUF does
  * not tell whether it is in the vocabulary as well. One that is not ASCII would stand for other
  * bytes than its content; but DeepSeek's first tokenizers have the bytes that UTF-8 never uses only
@@ -127,8 +131,7 @@ static void name_bytes(hd_tokenizer *t, int32_t id, hd_str content) {
     char raw[2 * HD_TOKEN_BYTES_MAX];
     hd_str bytes = {raw, 0};
     if (!bytes_of(content, raw, &bytes.len)) return;
-    unsigned char first = (unsigned char)raw[0];
-    bool is_letter = bytes.len == 1 && (first == 0xC0 || first == 0xC1 || first >= 0xF5);
+    bool is_letter = bytes.len == 1 && is_never_in_utf8((unsigned char)raw[0]);
     if (is_letter) hd_added_put(t->letters, content, id);
     if (hd_str_eq(bytes, content) || is_letter) {
         bytes.ptr = hd_arena_strndup(t->arena, raw, bytes.len);
@@ -196,7 +199,10 @@ hd_status hd_tokenizer_finish(hd_tokenizer *t) {
     for (unsigned byte = 0; byte < 256; byte++) {
         char raw = (char)byte;
         uint64_t id;
-        if (!hd_map_get(t->by_bytes, (hd_str){&raw, 1}, &id))
+        bool is_there = hd_map_get(t->by_bytes, (hd_str){&raw, 1}, &id);
+        if (!is_there && is_never_in_utf8((unsigned char)byte)) /* DeepSeek-V2 has none of them */
+            is_there = hd_map_get(t->by_bytes, hd_str_of("?"), &id);
+        if (!is_there)
             return HD_FAIL(CORRUPT, "%s: the vocabulary has no token for byte 0x%02X", t->name,
                            byte);
         hd_bpe_set_byte(t->bpe, (unsigned char)byte, (int32_t)id);

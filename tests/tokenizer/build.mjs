@@ -53,6 +53,16 @@ export function tokenizerJson(family, { vocab, merges, added }) {
   };
 }
 
-// Token b is byte b, and there is nothing else.
-export const byteTokenizer = (family) => tokenizerJson(family,
-  { vocab: Object.fromEntries(byteSymbols.map((s, b) => [s, b])), merges: [], added: [] });
+// Token b is byte b. With pairs, any two bytes in a word merge (65536 tokens more), so that the ids of a
+// text tell where its words begin.
+export function byteTokenizer(family, { pairs = false } = {}) {
+  const vocab = Object.fromEntries(byteSymbols.map((s, b) => [s, b]));
+  const merges = [];
+  for (const a of pairs ? byteSymbols : []) {
+    for (const b of byteSymbols) {
+      vocab[a + b] = 256 + merges.length;
+      merges.push(`${a} ${b}`);
+    }
+  }
+  return tokenizerJson(family, { vocab, merges, added: [] });
+}

@@ -102,7 +102,10 @@ export function reference(json) {
   const t = engine.Tokenizer.fromString(json);
   return async (texts) => {
     const ids = [];
-    for (const text of texts) ids.push([...(await t.encode(text, null, { addSpecialTokens: false })).getIds()]);
+    for (let at = 0; at < texts.length; at += 1000) {
+      const some = await t.encodeBatch(texts.slice(at, at + 1000), { addSpecialTokens: false });
+      ids.push(...some.map((e) => [...e.getIds()]));
+    }
     return ids;
   };
 }

@@ -9,7 +9,7 @@
 #include <string.h>
 
 static bool has(hd_str text, const char *part) {
-    return text.len > 0 && memmem(text.ptr, text.len, part, strlen(part)) != NULL;
+    return text.ptr && text.len > 0 && memmem(text.ptr, text.len, part, strlen(part)) != NULL;
 }
 
 static bool has_token(const hd_tokenizer *t, const char *text) {

@@ -23,7 +23,6 @@ hd_tokenizer *chat_tokenizer(const char *const *without, bool all_control) {
     assert_ok(hd_tokenizer_from_json((hd_str){text, n}, (hd_str){0}, "mini", &mini));
     free(text);
     hd_tokenizer_to_parts(mini, &p);
-    hd_tokenizer_free(mini);
     n = p.n_token;
     assert_true(n + HD_COUNT_OF(extra) <= token_max);
     memcpy(token, p.token, n * sizeof *token);
@@ -43,6 +42,7 @@ hd_tokenizer *chat_tokenizer(const char *const *without, bool all_control) {
     q.type = type;
     q.n_token = n;
     assert_ok(hd_tokenizer_from_parts(&q, &made));
+    hd_tokenizer_free(mini); /* the lists' name and texts are its own */
     hd_free((void *)p.token);
     hd_free((void *)p.type);
     hd_free((void *)p.merge);

@@ -133,11 +133,17 @@ static hd_status open_part(hd_checkpoint *c, const char *path, int64_t no, int64
     return s;
 }
 
+/* split.count: 1 when the file is whole; llama.cpp's merging writes 0 then. */
+static int64_t split_count(const hd_gguf *g) {
+    int64_t count;
+    return hd_gguf_int(g, "split.count", &count) && count != 0 ? count : 1;
+}
+
 /* split.count and split.no of the file itself; 1 and 0 when it is whole. */
 static hd_status read_split(const hd_checkpoint *c, int64_t *count, int64_t *no) {
-    *count = 1;
+    *count = split_count(c->gguf);
     *no = 0;
-    if (!hd_gguf_int(c->gguf, "split.count", count) || *count == 1) return HD_OK;
+    if (*count == 1) return HD_OK;
     if (*count < 1 || *count > split_parts_max)
         return HD_FAIL(CORRUPT, "%s: split.count: expected 1 to %d, found %lld", c->path,
                        split_parts_max, (long long)*count);
@@ -216,10 +222,9 @@ hd_status hd_checkpoint_open_memory(const void *p, size_t n_byte, const char *na
     *out = NULL;
     hd_checkpoint *c = hd_checkpoint_new(name);
     hd_status s = hd_gguf_parse(c, p, n_byte, c->path, &c->gguf);
-    int64_t count;
-    if (s == HD_OK && hd_gguf_int(c->gguf, "split.count", &count) && count != 1)
+    if (s == HD_OK && split_count(c->gguf) != 1)
         s = HD_FAIL(UNSUPPORTED, "%s: split.count: expected 1 in memory, found %lld", name,
-                    (long long)count);
+                    (long long)split_count(c->gguf));
     if (s != HD_OK) {
         hd_checkpoint_close(c);
         return s;

@@ -514,6 +514,13 @@ static void split_files_are_joined(void **state) {
         assert_string_equal(hd_checkpoint_path(c), part[0]);
         hd_checkpoint_close(c);
     }
+    for (uint32_t count = 0; count < 2;
+         count++) { /* whole files: as merged, and as split into one */
+        write_part(test_join(dir, "whole.gguf"), 0, count, "a", 1);
+        assert_ok(hd_checkpoint_open(test_join(dir, "whole.gguf"), &c));
+        assert_int_equal(hd_checkpoint_count(c), 1);
+        hd_checkpoint_close(c);
+    }
     write_part(part[0], 2, 3, NULL, 2); /* two that say they are the last */
     assert_int_equal(hd_checkpoint_open(part[2], &c), HD_E_INVALID);
     assert_non_null(strstr(hd_error_text(), "-00003-of-00003.gguf"));

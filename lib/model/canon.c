@@ -321,7 +321,20 @@ static hd_status refuse_biases(const hd_canon *k) {
     return HD_OK;
 }
 
+/* DeepSeek's inference code and its newest checkpoints have names of their own. */
+static hd_status refuse_native_names(const hd_canon *k) {
+    const hd_file_tensor *f = hd_checkpoint_find(k->c, "embed.weight");
+    if (hd_checkpoint_gguf(k->c) || !f || hd_checkpoint_find(k->c, "model.embed_tokens.weight"))
+        return HD_OK;
+    return HD_FAIL(
+        UNSUPPORTED,
+        "%s: tensor %s: expected Hugging Face's names (model.embed_tokens.weight), found "
+        "those of DeepSeek's own inference code",
+        f->file, f->name);
+}
+
 static hd_status add_all(hd_canon *k) {
+    HD_TRY(refuse_native_names(k));
     for (size_t i = 0; i < HD_COUNT_OF(globals); i++) HD_TRY(add(k, &globals[i], -1));
     for (int layer = 0; layer < k->hp->n_layer; layer++)
         for (size_t i = 0; i < HD_COUNT_OF(layers); i++) HD_TRY(add(k, &layers[i], layer));

@@ -225,19 +225,23 @@ static void extra_tensors_are_ignored(void **state) {
     close_all(&o);
 }
 
-static void refused(const struct change *x, const char *words[]) {
+static void refused_as(hd_status want, const struct change *x, const char *words[]) {
     hd_checkpoint *c;
     hd_hparams hp;
     hd_canon *k;
     write_changed(x);
     assert_ok(hd_checkpoint_open(dir, &c));
     assert_ok(hd_hparams_read(c, &hp));
-    assert_int_equal(hd_canon_new(c, &hp, &k), HD_E_CORRUPT);
+    assert_int_equal(hd_canon_new(c, &hp, &k), want);
     assert_null(k);
     for (int i = 0; words[i]; i++)
         if (!strstr(hd_error_text(), words[i]))
             fail_msg("expected \"%s\" in: %s", words[i], hd_error_text());
     hd_checkpoint_close(c);
+}
+
+static void refused(const struct change *x, const char *words[]) {
+    refused_as(HD_E_CORRUPT, x, words);
 }
 
 static void missing_and_misshapen_are_named(void **state) {
@@ -254,6 +258,12 @@ static void missing_and_misshapen_are_named(void **state) {
     refused(&turned, (const char *[]){"model.safetensors", "model.layers.1.self_attn.q_b_proj",
                                       "expected shape [160, 40]", "found [40, 160]", NULL});
     refused(&kv_b, (const char *[]){"expected shape [176, 32]", "found [32, 176]", NULL});
+    struct change native = {.drop = "embed_tokens", .extra = {"embed.weight"}},
+                  biased = {.extra = {"model.layers.1.self_attn.o_proj.bias"}};
+    refused_as(HD_E_UNSUPPORTED, &native,
+               (const char *[]){"model.safetensors", "embed.weight", "DeepSeek's own", NULL});
+    refused_as(HD_E_UNSUPPORTED, &biased,
+               (const char *[]){"model.safetensors", "o_proj.bias", "no such bias", NULL});
 }
 
 static void write_config(const char *from, const char *to);

@@ -5,11 +5,12 @@ PORT ?= 8080
 HOST ?= 127.0.0.1
 ARGS ?=
 
-.PHONY: help run build test check sanitize fuzz tidy fmt fmt-check bench clean
+.PHONY: help run build test gpu-test check sanitize fuzz tidy fmt fmt-check bench clean
 
 help:
 	@echo "make run     build and serve the embedded model: page and API on http://$(HOST):$(PORT)/"
 	@echo "make test    build and run every test that needs no GPU"
+	@echo "make gpu-test  the tests of ops and models again, on the GPU"
 	@echo "make check   test, and: sanitizers, clang, clang-tidy, formatting, fuzzing"
 	@echo "make bench   measure prompt and decode speed on this machine"
 	@echo "make fmt     format the sources"
@@ -28,6 +29,13 @@ test:
 	@cmake --preset release -DBUILD_TESTING=ON >/dev/null
 	@cmake --build --preset release -j $(JOBS)
 	ctest --test-dir build/release --output-on-failure -j $(JOBS)
+
+# Needs nvcc; without a GPU every test of it is skipped and says why.
+gpu-test:
+	@tools/setup.sh test
+	@cmake --preset release -DBUILD_TESTING=ON -DHADAL_CUDA=ON >/dev/null
+	@cmake --build --preset release -j $(JOBS)
+	ctest --test-dir build/release -L gpu --output-on-failure
 
 # Unit, op and simulation tests and the fuzz corpora under ASan+UBSan and under TSan.
 sanitize:

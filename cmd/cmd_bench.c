@@ -35,7 +35,8 @@ struct bench {
     double fixed_bytes, expert_bytes; /* weights read in every step; all routed experts */
     double active_params;             /* a token's multiply-adds outside of attention */
     struct list prompts, batches, contexts;
-    hd_json *json; /* NULL: lines for people */
+    hd_json *json;    /* NULL: lines for people */
+    hd_status status; /* of the device: what it failed with */
 };
 
 /* One measured point: seconds of its runs, ascending. */
@@ -93,7 +94,7 @@ static hd_status count_weights(struct bench *b) {
 static hd_status open_all(struct bench *b, const char *model) {
     const struct hd_options *o = b->o;
     hd_engine_config config = {.model = model};
-    hd_dev_config dc = {.n_thread = o->threads, .isa = o->isa};
+    hd_dev_config dc = {.n_thread = o->threads, .isa = o->isa, .cuda_library = o->cuda_library};
     enum hd_format kv_format;
     HD_TRY(hd_engine_kv_format(o->kv_cache_dtype, &kv_format));
     HD_TRY(hd_engine_open_checkpoint(&config, &b->checkpoint));
@@ -155,27 +156,32 @@ static void add_seq(struct bench *b, int first, int n, enum hd_mla_form form, bo
     if (has_out) t->out_row[t->n_out++] = t->n_row - 1;
 }
 
+/* Seconds of one forward pass, its logits on the host. */
+static double run_batch(struct bench *b) {
+    const float *logits;
+    int64_t start = hd_now_ns();
+    hd_status s = hd_model_forward(b->model, &b->batch, &logits);
+    if (s != HD_OK) b->status = s;
+    return (double)(hd_now_ns() - start) / 1e9;
+}
+
 static double run_prompt(struct bench *b, int n_tok) {
     enum hd_mla_form form =
         n_tok >= hd_engine_expand_min(&b->hp) ? HD_MLA_EXPANDED : HD_MLA_ABSORBED;
-    int64_t ns = 0;
+    double seconds = 0;
     for (int at = 0, n; at < n_tok; at += n) {
         n = n_tok - at < b->o->max_num_batched_tokens ? n_tok - at : b->o->max_num_batched_tokens;
         hd_batch_clear(&b->batch);
         add_seq(b, at, n, form, at + n == n_tok);
-        int64_t start = hd_now_ns();
-        hd_model_forward(b->model, &b->batch);
-        ns += hd_now_ns() - start;
+        seconds += run_batch(b);
     }
-    return (double)ns / 1e9;
+    return seconds;
 }
 
 static double run_step(struct bench *b, int n_seq, int context) {
     hd_batch_clear(&b->batch);
     for (int s = 0; s < n_seq; s++) add_seq(b, context - 1, 1, HD_MLA_ABSORBED, true);
-    int64_t start = hd_now_ns();
-    hd_model_forward(b->model, &b->batch);
-    return (double)(hd_now_ns() - start) / 1e9;
+    return run_batch(b);
 }
 
 static int ascending(const void *a, const void *b) {
@@ -191,7 +197,7 @@ static struct point measure(struct bench *b, int n, int context) {
         run_step(b, n, context);
     else
         run_prompt(b, n);
-    while (p.n_run < RUN_MAX && (p.n_run < 3 || sum < b->o->bench_seconds)) {
+    while (b->status == HD_OK && p.n_run < RUN_MAX && (p.n_run < 3 || sum < b->o->bench_seconds)) {
         double s = context > 0 ? run_step(b, n, context) : run_prompt(b, n);
         p.seconds[p.n_run++] = s;
         sum += s;
@@ -263,12 +269,13 @@ static void json_array(struct bench *b, const char *key) {
     hd_json_array(b->json);
 }
 
-static void run_all(struct bench *b) {
+static hd_status run_all(struct bench *b) {
     head_line(b, "prompts (one sequence)", "tokens", "");
     json_array(b, "prompts");
     for (int i = 0; i < b->prompts.n; i++) {
         int n = b->prompts.v[i], budget = b->o->max_num_batched_tokens;
         struct point p = measure(b, n, 0);
+        HD_TRY(b->status);
         bool is_expanded = n >= hd_engine_expand_min(&b->hp);
         double head = (double)b->hp.n_vocab * b->hp.d_model;
         p.flop = 2 * ((b->active_params - head) * n + head);
@@ -284,6 +291,7 @@ static void run_all(struct bench *b) {
         for (int i = 0; i < b->batches.n; i++) {
             int n = b->batches.v[i];
             struct point p = measure(b, n, b->contexts.v[c]);
+            HD_TRY(b->status);
             p.flop = 2 * b->active_params * n;
             p.flop += attention_flop(b, false, (double)n * b->contexts.v[c]);
             p.bytes = step_bytes(b, n);
@@ -293,6 +301,7 @@ static void run_all(struct bench *b) {
         }
     }
     if (b->json) hd_json_array_end(b->json);
+    return HD_OK;
 }
 
 static void describe(struct bench *b, const char *model) {
@@ -351,7 +360,7 @@ static int run(const struct hd_options *o, int n_arg, char **arg) {
             s = hd_bench_products(&(struct hd_bench_products){
                 .dev = &b.dev, .roof = &b.roof, .seconds = o->bench_seconds, .json = b.json});
         else
-            run_all(&b);
+            s = run_all(&b);
     }
     if (s == HD_OK && o->json) {
         hd_json_object_end(&json);

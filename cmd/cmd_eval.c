@@ -77,7 +77,7 @@ static void choose_sizes(struct hd_eval *e, enum hd_format kv_format) {
 static hd_status open_all(struct hd_eval *e, const char *model) {
     const struct hd_options *o = e->o;
     hd_engine_config config = {.model = model};
-    hd_dev_config dc = {.n_thread = o->threads, .isa = o->isa};
+    hd_dev_config dc = {.n_thread = o->threads, .isa = o->isa, .cuda_library = o->cuda_library};
     enum hd_format kv_format;
     HD_TRY(hd_engine_kv_format(o->kv_cache_dtype, &kv_format));
     HD_TRY(hd_engine_open_checkpoint(&config, &e->checkpoint));

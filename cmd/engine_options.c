@@ -46,6 +46,7 @@ void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c) {
     c->served_name = o->served_model_name;
     c->backend = o->backend;
     c->isa = o->isa;
+    c->cuda_library = o->cuda_library;
     c->n_thread = o->threads;
     c->max_model_len = smaller_nonzero(o->max_model_len, o->max_attention_window_size);
     c->max_num_seqs = o->max_num_seqs;

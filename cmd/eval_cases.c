@@ -207,7 +207,7 @@ static void on_logits(void *user, int seq, int pos, const float *logits) {
     u->n_running--;
 }
 
-static void run_cases(struct run *u) {
+static hd_status run_cases(struct run *u) {
     int next = 0;
     while (next < u->n_case || u->n_running > 0) {
         while (next < u->n_case) {
@@ -223,9 +223,10 @@ static void run_cases(struct run *u) {
             u->case_of[seq] = next++;
             u->n_running++;
         }
-        hd_scorer_step(u->scorer, u->chunk, on_logits, u);
+        if (hd_scorer_step(u->scorer, u->chunk, on_logits, u) < 0) return HD_E_DEVICE;
         hd_progress(NULL, "cases", (double)(next - u->n_running) / u->n_case);
     }
+    return HD_OK;
 }
 
 /* A miss is wrong when rounding as large as the largest error seen cannot explain it. */
@@ -280,8 +281,8 @@ static void write_result(hd_json *j, const char *way, const struct result *r) {
     hd_json_object_end(j);
 }
 
-static void run_way(struct hd_eval *e, struct one_case *cases, int n_case, int chunk,
-                    const char *way) {
+static hd_status run_way(struct hd_eval *e, struct one_case *cases, int n_case, int chunk,
+                         const char *way) {
     struct result *r = hd_alloc_zero(1, sizeof *r);
     struct run u = {.e = e,
                     .scorer = hd_scorer_new(e->model, &e->mo, 1),
@@ -291,17 +292,18 @@ static void run_way(struct hd_eval *e, struct one_case *cases, int n_case, int c
                     .is_first = chunk == 0,
                     .result = r,
                     .case_of = hd_alloc_zero((size_t)e->mo.n_seq_max, sizeof(int))};
-    run_cases(&u);
+    hd_status s = run_cases(&u);
     hd_progress(NULL, "cases", 1);
     r->n_arg_max_wrong = count_wrong(r->arg_max_margin, r->n_arg_max_miss, r->logit_max);
     r->n_greedy_wrong = count_wrong(r->greedy_margin, r->n_greedy_miss, r->logit_max);
-    if (e->json)
+    if (s == HD_OK && e->json)
         write_result(e->json, way, r);
-    else
+    else if (s == HD_OK)
         print_result(way, r);
     hd_scorer_free(u.scorer);
     hd_free(u.case_of);
     hd_free(r);
+    return s;
 }
 
 hd_status hd_eval_cases(struct hd_eval *e, const char *path) {
@@ -316,10 +318,10 @@ hd_status hd_eval_cases(struct hd_eval *e, const char *path) {
     }
     char chunks[32];
     snprintf(chunks, sizeof chunks, "chunks of %d", e->o->eval_chunk);
-    run_way(e, cases, n_case, 0, "whole");
-    if (e->o->eval_chunk > 1) run_way(e, cases, n_case, e->o->eval_chunk, chunks);
-    run_way(e, cases, n_case, 1, "token by token");
+    hd_status s = run_way(e, cases, n_case, 0, "whole");
+    if (s == HD_OK && e->o->eval_chunk > 1) s = run_way(e, cases, n_case, e->o->eval_chunk, chunks);
+    if (s == HD_OK) s = run_way(e, cases, n_case, 1, "token by token");
     if (e->json) hd_json_array_end(e->json);
     free_cases(cases, n_case);
-    return HD_OK;
+    return s;
 }

@@ -168,7 +168,7 @@ static hd_status run_prompts(struct golden *g) {
             g->prompt_of[seq] = next++;
             g->n_running++;
         }
-        hd_scorer_step(g->scorer, 0, on_logits, g);
+        if (hd_scorer_step(g->scorer, 0, on_logits, g) < 0) return HD_E_DEVICE;
         hd_progress(NULL, "golden", (double)(next - g->n_running) / n);
     }
     hd_progress(NULL, "golden", 1);

@@ -137,7 +137,7 @@ static void run_windows(struct text_run *r, int32_t bos) {
             r->n_running++;
             next = window_after(r, next.end);
         }
-        hd_scorer_step(r->scorer, 0, on_logits, r);
+        if (hd_scorer_step(r->scorer, 0, on_logits, r) < 0) r->io = HD_E_DEVICE;
         hd_progress(NULL, "perplexity", 0.999 * r->n_scored / r->n_tok);
         if (r->io != HD_OK) break;
     }

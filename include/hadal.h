@@ -18,12 +18,13 @@
 /* ---- engine ---- */
 
 typedef struct hd_engine_config {
-    const char *model;       /* path; NULL or "mini": the embedded model */
-    const char *served_name; /* name clients see; NULL: the model's own */
-    const char *backend;     /* "auto", "cpu", "ref" */
-    const char *isa;         /* "auto", "avx512", "avx2", "scalar" */
-    int n_thread;            /* 0: one per available core */
-    int max_model_len;       /* tokens of a sequence; 0: the model's */
+    const char *model;        /* path; NULL or "mini": the embedded model */
+    const char *served_name;  /* name clients see; NULL: the model's own */
+    const char *backend;      /* "auto", "cuda", "cpu", "ref" */
+    const char *isa;          /* of the cpu: "auto", "avx512", "avx2", "scalar" */
+    const char *cuda_library; /* path of the cuda backend; NULL: beside the program */
+    int n_thread;             /* of the cpu; 0: one per available core */
+    int max_model_len;        /* tokens of a sequence; 0: the model's */
     int max_num_seqs;
     int max_num_batched_tokens;
     int context_chunk_size; /* prompt tokens of one request in a step; 0: the budget */

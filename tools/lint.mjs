@@ -16,6 +16,7 @@ const layers = {
   file: ['base', 'quant'],
   dev: ['base', 'quant'],
   ref: ['base', 'quant', 'dev'], cpu: ['base', 'quant', 'dev'],
+  cuda: ['base', 'quant', 'dev'],
   model: ['base', 'quant', 'file', 'dev'],
   sched: ['base', 'kv'],
   engine: ['base', 'quant', 'text', 'kv', 'file', 'dev', 'model', 'sched', 'hadal.h'],

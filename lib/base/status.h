@@ -53,7 +53,7 @@ static inline hd_status hd_status_failed(hd_status s) {
         if (s != HD_OK) goto out;                                                                  \
     } while (0)
 
-_Noreturn void hd_assert_fail(const char *expr, const char *file, int line);
+__attribute__((noreturn)) void hd_assert_fail(const char *expr, const char *file, int line);
 #define HD_ASSERT(expr) ((expr) ? (void)0 : hd_assert_fail(#expr, __FILE__, __LINE__))
 #ifdef HD_DEBUG
 #define HD_DASSERT(expr) HD_ASSERT(expr)

@@ -3,7 +3,12 @@
  * `ref` (lib/ref) is the oracle: plain scalar C that defines what is right. `cpu` (lib/cpu) is the
  * embedded fast path. A backend is opened, told its limits (so that it reserves all scratch memory
  * before the first step), given weights to prepare, then asked for ops by one thread at a time.
- * Ops return nothing: everything that can fail fails at open, prepare or reserve. */
+ *
+ * A device works on the host's memory, or has memory of its own. Of the latter, pointers in
+ * argument structs (tensors, and the arrays of the batch that `upload` returned) are the device's:
+ * nobody else follows them. Its ops may only be enqueued when they return; `get` waits for all that
+ * was. Ops return nothing: what can fail fails at open, prepare or reserve, and a device that broke
+ * says so at the next upload or get. */
 #ifndef HD_DEV_DEV_H
 #define HD_DEV_DEV_H
 
@@ -11,8 +16,9 @@
 #include "dev/op.h"
 
 typedef struct hd_dev_config {
-    int n_thread;    /* 0: one per available core */
-    const char *isa; /* "auto", "avx512", "avx2", "scalar" */
+    int n_thread;             /* 0: one per available core */
+    const char *isa;          /* "auto", "avx512", "avx2", "scalar" */
+    const char *cuda_library; /* path of the cuda backend; NULL: look for it (dev/plugin.h) */
 } hd_dev_config;
 
 /* The largest shapes any op call will have. */
@@ -61,8 +67,15 @@ typedef struct hd_dev_ops {
     /* Zeroed device memory, 64-byte aligned. */
     hd_status (*alloc)(void *ctx, size_t n_byte, void **out);
     void (*free)(void *ctx, void *p);
+    /* All four of a device with memory of its own, or none (NULL): copies from and to the host,
+     * both waiting; the batch of a step with its arrays on the device, valid until the next
+     * upload; bytes of its memory that are free. HD_E_DEVICE: the device broke. */
+    hd_status (*put)(void *ctx, void *to, const void *from, size_t n_byte);
+    hd_status (*get)(void *ctx, void *to, const void *from, size_t n_byte);
+    hd_status (*upload)(void *ctx, const hd_batch *b, const hd_batch **out);
+    uint64_t (*free_bytes)(void *ctx);
     hd_status (*reserve)(void *ctx, const hd_dev_limits *limits);
-    /* Optional (NULL): repack a weight for this device, filling w->prepared. release undoes it. */
+    /* Optional (NULL): repack or upload a weight, filling w->prepared. release undoes it. */
     hd_status (*prepare)(void *ctx, hd_weight *w);
     void (*release)(void *ctx, hd_weight *w);
     /* Optional (NULL): name of the kernel that an op uses for weights of this format, for the plan
@@ -84,9 +97,17 @@ typedef struct hd_dev {
     void *ctx;
 } hd_dev;
 
-/* name: "ref", "cpu", or "auto" (the fastest here). HD_E_UNSUPPORTED lists the known names. */
+/* name: "ref", "cpu", "cuda", or "auto" (the fastest that can be used here; a line of the log says
+ * why one that is faster cannot). HD_E_UNSUPPORTED lists the known names. */
 HD_MUST_CHECK hd_status hd_dev_open(const char *name, const hd_dev_config *config, hd_dev *out);
 void hd_dev_close(hd_dev *d);
+
+/* Whether it has memory of its own; the copies and the upload, which cost nothing where it has not.
+ */
+static inline bool hd_dev_has_memory(const hd_dev *d) { return d->ops->put != NULL; }
+HD_MUST_CHECK hd_status hd_dev_put(const hd_dev *d, void *to, const void *from, size_t n_byte);
+HD_MUST_CHECK hd_status hd_dev_get(const hd_dev *d, void *to, const void *from, size_t n_byte);
+HD_MUST_CHECK hd_status hd_dev_upload(const hd_dev *d, const hd_batch *b, const hd_batch **out);
 
 const char *hd_op_name(enum hd_op op);
 

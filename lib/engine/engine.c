@@ -67,7 +67,8 @@ static hd_status open_text(hd_engine *e, const hd_engine_config *c, int n_vocab)
 }
 
 static hd_status open_device(hd_engine *e, const hd_engine_config *c) {
-    hd_dev_config dc = {.n_thread = c->n_thread, .isa = c->isa ? c->isa : "auto"};
+    hd_dev_config dc = {
+        .n_thread = c->n_thread, .isa = c->isa ? c->isa : "auto", .cuda_library = c->cuda_library};
     HD_TRY(hd_dev_open(c->backend ? c->backend : "auto", &dc, &e->dev));
     e->info.backend = e->dev.ops->name;
     hd_buf b;
@@ -141,8 +142,7 @@ static uint64_t model_key(const hd_engine *e, const hd_hparams *hp, enum hd_form
 }
 
 static hd_status step_model(void *ctx, const hd_batch *b, hd_step_out *out) {
-    out->logits = hd_model_forward(ctx, b);
-    return HD_OK;
+    return hd_model_forward(ctx, b, &out->logits);
 }
 
 /* Ids of the vocabulary that stand for no token: padding and holes. */
@@ -223,10 +223,12 @@ static void log_facts(const hd_engine *e) {
                (int64_t)i->max_model_len, "context_train", "d", (int64_t)i->n_ctx_train, NULL);
 }
 
-/* Weights that a device repacks are copied; what it reads from the mapping is page cache, which
- * can be taken back. */
+/* Of the device's memory. Weights that a device repacks are copied; what it reads from the mapping
+ * is page cache, which can be taken back. */
 static uint64_t free_after_loading(const hd_engine *e) {
-    uint64_t weights = 0, now = hd_memory_free_bytes("");
+    uint64_t weights = 0;
+    uint64_t now =
+        hd_dev_has_memory(&e->dev) ? e->dev.ops->free_bytes(e->dev.ctx) : hd_memory_free_bytes("");
     for (size_t i = 0; i < hd_checkpoint_count(e->checkpoint); i++)
         weights += hd_checkpoint_at(e->checkpoint, i)->n_byte;
     return now > weights ? now - weights : 0;

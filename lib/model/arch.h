@@ -12,7 +12,7 @@
 #include <stddef.h>
 
 enum hd_slot_kind {
-    HD_SLOT_VECTOR, /* const float *: decoded to float32, owned by the model */
+    HD_SLOT_VECTOR, /* const float *: decoded to float32, the device's, owned by the model */
     HD_SLOT_MATRIX, /* const hd_weight *: as stored, read from the mapping where that is possible */
 };
 
@@ -43,6 +43,7 @@ typedef struct hd_arch {
     int (*kv_kinds)(const hd_hparams *hp, hd_kv_kind out[HD_KV_KIND_MAX]);
     /* Fills in the device limits and takes the workspace of the largest batch. */
     hd_status (*plan)(hd_model *m);
+    /* b: as hd_dev_upload returned it. Returns the device's logits. */
     const float *(*forward)(hd_model *m, const hd_batch *b);
 } hd_arch;
 
@@ -98,7 +99,8 @@ struct hd_model {
         char *base;
         size_t layer_bytes;
     } kv[HD_KV_KIND_MAX];
-    void *work; /* the architecture's workspace struct, in the arena */
+    void *work;         /* the architecture's workspace struct, in the arena */
+    float *host_logits; /* [n_out_max, V], or NULL: the device's memory is the host's */
     uint64_t weight_bytes, kv_bytes, workspace_bytes;
 };
 

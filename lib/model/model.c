@@ -102,13 +102,27 @@ void *hd_model_kv(const hd_model *m, int kind, int layer) {
     return m->kv[kind].base + (size_t)layer * m->kv[kind].layer_bytes;
 }
 
+/* Where logits are read: the device's own array, or a copy of it. */
+static hd_status open_logits(hd_model *m) {
+    size_t n = (size_t)m->opt.n_out_max * (size_t)m->hp.n_vocab;
+    void *p;
+    if (!hd_dev_has_memory(&m->dev)) return HD_OK;
+    HD_TRY(hd_alloc_large(n * sizeof(float), &p));
+    hd_model_hold(m, p, false);
+    m->host_logits = p;
+    return HD_OK;
+}
+
 static hd_status open_rope(hd_model *m) {
     void *cs;
-    HD_TRY(device_memory(m, (size_t)m->opt.n_pos_max * (size_t)m->hp.n_rope, sizeof(float), &cs));
-    hd_rope_table(&m->hp, m->opt.n_pos_max, cs);
+    size_t n = (size_t)m->opt.n_pos_max * (size_t)m->hp.n_rope;
+    HD_TRY(hd_model_work(m, n, sizeof(float), &cs));
+    float *host = hd_dev_has_memory(&m->dev) ? hd_alloc(n * sizeof *host) : cs;
+    hd_rope_table(&m->hp, m->opt.n_pos_max, host);
     m->rope = cs;
-    m->workspace_bytes += (uint64_t)m->opt.n_pos_max * (uint64_t)m->hp.n_rope * sizeof(float);
-    return HD_OK;
+    hd_status s = hd_dev_put(&m->dev, cs, host, n * sizeof *host);
+    if (host != cs) hd_free(host);
+    return s;
 }
 
 /* Unknown tensors are no error, but may mean that the model is more than its configuration says. */
@@ -147,6 +161,7 @@ hd_status hd_model_open(const hd_checkpoint *c, const hd_dev *dev, const hd_mode
     HD_TRY_OUT(m->arch->plan(m));
     HD_TRY_OUT(open_rope(m));
     HD_TRY_OUT(open_kv(m));
+    HD_TRY_OUT(open_logits(m));
     *out = m;
     return HD_OK;
 out:
@@ -185,7 +200,14 @@ static void check_batch(const hd_model *m, const hd_batch *b) {
     hd_batch_check(b);
 }
 
-const float *hd_model_forward(hd_model *m, const hd_batch *b) {
+hd_status hd_model_forward(hd_model *m, const hd_batch *b, const float **logits) {
+    const hd_batch *on_device;
     check_batch(m, b);
-    return m->arch->forward(m, b);
+    HD_TRY(hd_dev_upload(&m->dev, b, &on_device));
+    *logits = m->arch->forward(m, on_device);
+    if (b->n_out == 0 || !m->host_logits) return HD_OK;
+    size_t n = (size_t)b->n_out * (size_t)m->hp.n_vocab;
+    HD_TRY(hd_dev_get(&m->dev, m->host_logits, *logits, n * sizeof **logits));
+    *logits = m->host_logits;
+    return HD_OK;
 }

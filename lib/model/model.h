@@ -77,9 +77,10 @@ uint64_t hd_model_weight_bytes(const hd_model *m);
 uint64_t hd_model_kv_bytes(const hd_model *m);        /* the whole pool */
 uint64_t hd_model_workspace_bytes(const hd_model *m); /* activations and logits */
 
-/* Computes the batch: writes KV of every row and logits of every out_row. Returns
- * [b->n_out, n_vocab] float32, valid until the next forward. Allocates nothing. */
-const float *hd_model_forward(hd_model *m, const hd_batch *b);
+/* Computes the batch: writes KV of every row and logits of every out_row: [b->n_out, n_vocab]
+ * float32 in host memory, valid until the next forward. Allocates nothing. HD_E_DEVICE: the device
+ * broke. Without out_row it may return before the device is done. */
+HD_MUST_CHECK hd_status hd_model_forward(hd_model *m, const hd_batch *b, const float **logits);
 
 /* Prints the operator plan (op, weight format, kernel), one line an op and layer range. */
 void hd_model_plan_text(const hd_model *m, hd_buf *b);

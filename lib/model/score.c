@@ -142,7 +142,8 @@ int hd_scorer_step(hd_scorer *s, int chunk, hd_score_fn fn, void *user) {
     }
     if (b->n_row == 0) return 0;
     s->next_seq = (b->seq_slot[b->n_seq - 1] + 1) % n_seq;
-    const float *logits = hd_model_forward(s->m, b);
+    const float *logits;
+    if (hd_model_forward(s->m, b, &logits) != HD_OK) return -1;
     int n_row = b->n_row, n_out = b->n_out;
     size_t n_vocab = (size_t)hd_model_hparams(s->m)->n_vocab;
     for (int i = 0; i < n_out; i++)

@@ -34,7 +34,8 @@ void hd_scorer_drop(hd_scorer *s, int seq); /* its pages are free again */
 typedef void (*hd_score_fn)(void *user, int seq, int pos, const float *logits);
 
 /* One forward pass over pending rows, at most `chunk` of each sequence (0: no bound), as many as
- * the model's options allow. Returns the rows computed; 0: nothing is pending. */
+ * the model's options allow. Returns the rows computed; 0: nothing is pending; -1: the device broke
+ * (hd_error_text says how), and nothing more can be computed. */
 int hd_scorer_step(hd_scorer *s, int chunk, hd_score_fn fn, void *user);
 
 #endif

@@ -23,7 +23,12 @@ static hd_status bind_vector(hd_model *m, const hd_canon_tensor *t, const float 
     hd_format_get(t->format)->decode(src, v, n);
     m->weight_bytes += n * sizeof *v;
     *out = v;
-    return HD_OK;
+    if (!hd_dev_has_memory(&m->dev)) return HD_OK;
+    void *copy;
+    HD_TRY(m->dev.ops->alloc(m->dev.ctx, n * sizeof *v, &copy));
+    hd_model_hold(m, copy, true);
+    *out = copy;
+    return hd_dev_put(&m->dev, copy, v, n * sizeof *v);
 }
 
 static bool is_aligned(const void *p, enum hd_format f) {

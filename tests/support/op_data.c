@@ -2,6 +2,8 @@
  */
 #include "support/op_data.h"
 
+#include "support/stage.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,14 +60,47 @@ void test_weight_free(hd_weight *w) {
     free(w);
 }
 
+const char *test_backend(void) { return getenv("HADAL_TEST_BACKEND"); }
+
+static hd_status open_level(const char *isa, int n_thread, hd_dev *out) {
+    hd_dev_config config = {.n_thread = n_thread, .isa = isa};
+    return hd_dev_open(test_backend() ? test_backend() : "cpu", &config, out);
+}
+
+/* Whether the backend under test can be opened: else says why and leaves, so that the test counts
+ * as skipped. */
+static void leave_without_backend(void) {
+    hd_dev d;
+    if (open_level("auto", 1, &d) == HD_OK) {
+        hd_dev_close(&d);
+        return;
+    }
+    printf("skipped: %s\n", hd_error_text());
+    exit(77);
+}
+
+bool test_has_format(enum hd_format f) {
+    hd_dev d;
+    assert_ok(open_level("auto", 1, &d));
+    bool has = d.ops->supports(d.ctx, HD_OP_proj_add, f);
+    if (!has) printf("skipped: %s: not read by backend %s\n", hd_format_get(f)->name, d.ops->name);
+    hd_dev_close(&d);
+    return has;
+}
+
 int test_levels(test_level *out) {
     static const char *const names[] = {"scalar", "avx2", "avx512"};
     static int is_told = 0;
     int n = 0;
+    if (test_backend()) {
+        if (!is_told) leave_without_backend();
+        is_told = 1;
+        out[0] = (test_level){.isa = "auto", .n_thread = 1};
+        return 1;
+    }
     for (size_t i = 0; i < HD_COUNT_OF(names); i++) {
         hd_dev d;
-        hd_dev_config config = {.n_thread = 1, .isa = names[i]};
-        if (hd_dev_open("cpu", &config, &d) != HD_OK) {
+        if (open_level(names[i], 1, &d) != HD_OK) {
             if (!is_told) printf("skipped: level %s: %s\n", names[i], hd_error_text());
             continue;
         }
@@ -78,10 +113,9 @@ int test_levels(test_level *out) {
 
 hd_dev test_open_cpu(test_level level, const hd_dev_limits *limits) {
     hd_dev d;
-    hd_dev_config config = {.n_thread = level.n_thread, .isa = level.isa};
-    assert_ok(hd_dev_open("cpu", &config, &d));
+    assert_ok(open_level(level.isa, level.n_thread, &d));
     assert_ok(d.ops->reserve(d.ctx, limits));
-    return d;
+    return hd_dev_has_memory(&d) ? test_stage(d) : d;
 }
 
 hd_dev test_open_ref(const hd_dev_limits *limits) {

@@ -17,7 +17,14 @@ float *test_copy(const float *p, size_t n);
 hd_weight *test_weight(enum hd_format f, int n_in, int n_out, int n_mat);
 void test_weight_free(hd_weight *w);
 
-/* The cpu backend at the levels this machine has (others are named on stdout as skipped). */
+/* The backend under test, from HADAL_TEST_BACKEND; NULL: the cpu. */
+const char *test_backend(void);
+/* Whether it reads weights of this format; says so when not. */
+bool test_has_format(enum hd_format f);
+
+/* The cpu backend at the levels this machine has (others are named on stdout as skipped), or the
+ * one level of another backend under test: when that cannot be opened, the program says why and
+ * ends with code 77. */
 typedef struct test_level {
     const char *isa;
     int n_thread;

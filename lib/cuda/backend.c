@@ -1,0 +1,152 @@
+/* The cuda backend: opening a device, its memory, and the table that the program loads.
+ *
+ * Start with kernels.h: what numbers are made of, and in which order sums go. ops.c composes ops of
+ * kernels; each .cu file is one kind of kernel with its launcher. The first device that the CUDA
+ * runtime lists is used (CUDA_VISIBLE_DEVICES chooses another). */
+#include "cuda/cuda.h"
+
+#include "base/mem.h"
+
+hd_status hd_cuda_told(cudaError_t e, const char *what) {
+    if (e == cudaSuccess) return HD_OK;
+    return HD_FAIL(DEVICE, "cuda: %s: %s", what, cudaGetErrorString(e));
+}
+
+/* Why there is nothing to open; HD_OK when there is. */
+static hd_status check_device(hd_cuda *c) {
+    int n = 0;
+    cudaError_t e = cudaDriverGetVersion(&c->driver);
+    if (e != cudaSuccess || c->driver == 0)
+        return HD_FAIL(UNSUPPORTED, "no NVIDIA driver is installed");
+    e = cudaGetDeviceCount(&n);
+    if (e != cudaSuccess || n == 0)
+        return HD_FAIL(UNSUPPORTED, "no device: %s",
+                       e == cudaSuccess ? "the driver lists none" : cudaGetErrorString(e));
+    e = cudaSetDevice(0);
+    if (e == cudaSuccess) e = cudaGetDeviceProperties(&c->prop, 0);
+    if (e != cudaSuccess) return HD_FAIL(UNSUPPORTED, "device 0: %s", cudaGetErrorString(e));
+    e = hd_cuda_check_image();
+    if (e != cudaSuccess)
+        return HD_FAIL(UNSUPPORTED, "%s is sm_%d%d: this build has kernels for %s", c->prop.name,
+                       c->prop.major, c->prop.minor, HD_CUDA_ARCHITECTURES);
+    return HD_OK;
+}
+
+static void close_cuda(void *ctx) {
+    hd_cuda *c = ctx;
+    if (!c) return;
+    for (int i = 0; i < HD_CUDA_STAGES; i++) {
+        (void)cudaFreeHost(c->stage[i].host);
+        (void)cudaFree(c->stage[i].device);
+        if (c->stage[i].copied) (void)cudaEventDestroy(c->stage[i].copied);
+    }
+    (void)cudaFree(c->scratch);
+    if (c->stream) (void)cudaStreamDestroy(c->stream);
+    hd_free(c);
+}
+
+static hd_status open_queue(hd_cuda *c) {
+    HD_TRY(hd_cuda_told(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "a stream"));
+    for (int i = 0; i < HD_CUDA_STAGES; i++)
+        HD_TRY(hd_cuda_told(cudaEventCreateWithFlags(&c->stage[i].copied, cudaEventDisableTiming),
+                            "an event"));
+    return HD_OK;
+}
+
+static hd_status open_cuda(const hd_dev_config *config, void **ctx) {
+    (void)config;
+    hd_cuda *c = hd_alloc_zero(1, sizeof *c);
+    hd_status s = check_device(c);
+    if (s == HD_OK) s = open_queue(c);
+    if (s != HD_OK) {
+        close_cuda(c);
+        return s;
+    }
+    *ctx = c;
+    return HD_OK;
+}
+
+static void describe(void *ctx, hd_buf *b) {
+    const hd_cuda *c = ctx;
+    hd_cuda_add_text(b, "%s, sm_%d%d, %d multiprocessors, %.1f GiB, CUDA %d.%d (driver %d.%d)",
+                     c->prop.name, c->prop.major, c->prop.minor, c->prop.multiProcessorCount,
+                     (double)c->prop.totalGlobalMem / (double)(1 << 30), CUDART_VERSION / 1000,
+                     CUDART_VERSION % 1000 / 10, c->driver / 1000, c->driver % 1000 / 10);
+}
+
+static bool supports(void *ctx, enum hd_op op, enum hd_format f) {
+    (void)ctx;
+    (void)op;
+    return hd_cuda_can_decode(f);
+}
+
+static const char *kernel(void *ctx, enum hd_op op, enum hd_format f) {
+    (void)ctx;
+    if (op == HD_OP_embed) return "decode";
+    return f == HD_F32   ? "mma-bf16, 6 products"
+           : f == HD_F16 ? "mma-bf16, 5 products"
+                         : "mma-bf16, 3 products";
+}
+
+static hd_status alloc_memory(void *ctx, size_t n_byte, void **out) {
+    hd_cuda *c = ctx;
+    *out = NULL;
+    cudaError_t e = cudaMalloc(out, n_byte ? n_byte : 1);
+    if (e == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        return HD_FAIL(NO_MEMORY, "%zu bytes: %s has no memory for it", n_byte, c->prop.name);
+    }
+    HD_TRY(hd_cuda_told(e, "cudaMalloc"));
+    return hd_cuda_told(cudaMemsetAsync(*out, 0, n_byte, c->stream), "cudaMemset");
+}
+
+static void free_memory(void *ctx, void *p) {
+    (void)ctx;
+    (void)cudaFree(p);
+}
+
+/* Behind what the stream was given, like get. */
+static hd_status put(void *ctx, void *to, const void *from, size_t n_byte) {
+    hd_cuda *c = ctx;
+    HD_TRY(hd_cuda_told(cudaMemcpyAsync(to, from, n_byte, cudaMemcpyHostToDevice, c->stream),
+                        "copy to the device"));
+    return hd_cuda_told(cudaStreamSynchronize(c->stream), "copy to the device");
+}
+
+static hd_status get(void *ctx, void *to, const void *from, size_t n_byte) {
+    hd_cuda *c = ctx;
+    HD_TRY(hd_cuda_told(cudaGetLastError(), "a kernel"));
+    HD_TRY(hd_cuda_told(cudaMemcpyAsync(to, from, n_byte, cudaMemcpyDeviceToHost, c->stream),
+                        "copy from the device"));
+    return hd_cuda_told(cudaStreamSynchronize(c->stream), "a step");
+}
+
+static uint64_t free_bytes(void *ctx) {
+    (void)ctx;
+    size_t n_free = 0, n_all = 0;
+    return cudaMemGetInfo(&n_free, &n_all) == cudaSuccess ? n_free : 0;
+}
+
+static const hd_dev_ops ops = {
+    .name = "cuda",
+    .open = open_cuda,
+    .close = close_cuda,
+    .describe = describe,
+    .supports = supports,
+    .alloc = alloc_memory,
+    .free = free_memory,
+    .put = put,
+    .get = get,
+    .upload = hd_cuda_upload,
+    .free_bytes = free_bytes,
+    .reserve = hd_cuda_reserve,
+    .prepare = hd_cuda_prepare,
+    .release = hd_cuda_release,
+    .kernel = kernel,
+#define HD_OP(name, what) .name = hd_cuda_op_##name,
+#include "dev/op.def"
+#undef HD_OP
+};
+
+__attribute__((visibility("default"))) const hd_plugin hd_plugin_of_this_object = {
+    .contract = HD_DEV_CONTRACT, .ops = &ops, .bind = hd_cuda_bind};

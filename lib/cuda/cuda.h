@@ -1,0 +1,68 @@
+/* Inside of the cuda backend: its context and its scratch memory.
+ *
+ * One stream; ops enqueue on it. All scratch is taken in reserve(). Errors of kernels are sticky in
+ * the CUDA runtime: the next copy meets them, and the device stays broken (HD_E_DEVICE). */
+#ifndef HD_CUDA_H
+#define HD_CUDA_H
+
+#include "cuda/kernels.h"
+#include "dev/plugin.h"
+
+/* Where a batch is on its way: pinned host memory, device memory of the same layout. */
+typedef struct hd_cuda_stage {
+    char *host, *device;
+    size_t room;
+    cudaEvent_t copied; /* the host's part may be written again */
+} hd_cuda_stage;
+enum { HD_CUDA_STAGES = 2 };
+
+typedef struct hd_cuda {
+    struct cudaDeviceProp prop;
+    int driver; /* version, 1000*major + 10*minor */
+    cudaStream_t stream;
+    hd_dev_limits limits;
+    hd_cuda_stage stage[HD_CUDA_STAGES];
+    int stage_ix;
+    hd_batch batch; /* of the last upload: arrays on the device */
+    int n_unit;     /* units of its longest sequence */
+    char *scratch;  /* everything below; NULL before reserve */
+    float *normed;  /* [max(R, n_out), D] */
+    float *a;       /* [R, max(q_lora, d_ff)] between two products */
+    float *kv;      /* [R, n_c+n_rope]; GQA: [2, R, n_kv] */
+    float *score;   /* [R, E] */
+    float *hidden;  /* [R*n_used, d_expert] */
+    float *picked;  /* [R*n_used, D] */
+    float *shared;  /* [R, D] */
+    float *q_abs;   /* [wave, H, n_c] absorbed queries */
+    float *u;       /* [wave, H, n_c] weighted latents */
+    float *part;    /* [part_floats] units of attention */
+    size_t part_floats;
+    int n_wave; /* rows whose absorbed queries exist at a time */
+    int32_t *row_of, *slot_of;
+    hd_cuda_tile *tile;
+    int *n_tile;
+} hd_cuda;
+
+/* A weight that prepare() has seen. */
+static inline const hd_cuda_mat *hd_cuda_mat_of(const hd_weight *w) {
+    HD_ASSERT(w->prepared);
+    return (const hd_cuda_mat *)w->prepared;
+}
+
+/* Records what failed; HD_OK for cudaSuccess. */
+hd_status hd_cuda_told(cudaError_t e, const char *what);
+
+/* ops.c, memory.c */
+#define HD_OP(name, what) void hd_cuda_op_##name(void *ctx, const struct hd_op_##name *args);
+#include "dev/op.def"
+#undef HD_OP
+hd_status hd_cuda_reserve(void *ctx, const hd_dev_limits *limits);
+hd_status hd_cuda_upload(void *ctx, const hd_batch *b, const hd_batch **out);
+hd_status hd_cuda_prepare(void *ctx, hd_weight *w);
+void hd_cuda_release(void *ctx, hd_weight *w);
+
+/* Called once by the program that loaded the object; hd_fail and HD_ASSERT go there (host.c). */
+void hd_cuda_bind(const hd_host *host);
+void hd_cuda_add_text(hd_buf *b, const char *fmt, ...) HD_PRINTF(2, 3);
+
+#endif

@@ -1,0 +1,159 @@
+// Weights of every format that the backend reads straight from the file, eight inputs at a time.
+// Layouts and formulas: lib/quant, which is the definition.
+//
+// codec<F>::terms is how many BF16 terms a weight is, values8 its values, terms8 the terms.
+#pragma once
+
+#include "cuda/terms.cuh"
+
+// Every format there is a codec for: ROW(format)
+#define HD_CUDA_FORMATS(ROW)                                                                       \
+    ROW(HD_F32)                                                                                    \
+    ROW(HD_F16)                                                                                    \
+    ROW(HD_BF16) ROW(HD_Q8_0) ROW(HD_Q4_0) ROW(HD_Q5_0) ROW(HD_Q4_K) ROW(HD_Q6_K) ROW(HD_MXFP4)
+
+static __device__ __forceinline__ uint32_t load16(const unsigned char *p) {
+    return *(const unsigned short *)p;
+}
+
+template <int F> struct codec;
+
+template <> struct codec<HD_F32> {
+    static constexpr int terms = 3;
+    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+        const float4 *p = (const float4 *)(row + (size_t)k * 4);
+        float4 a = p[0], b = p[1];
+        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+        v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+    }
+};
+
+template <> struct codec<HD_F16> {
+    static constexpr int terms = 2;
+    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+        uint4 r = *(const uint4 *)(row + (size_t)k * 2);
+        uint32_t w[4] = {r.x, r.y, r.z, r.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[2 * i] = f16_value(w[i] & 0xffff);
+            v[2 * i + 1] = f16_value(w[i] >> 16);
+        }
+    }
+};
+
+template <> struct codec<HD_BF16> {
+    static constexpr int terms = 1;
+    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+        uint4 r = *(const uint4 *)(row + (size_t)k * 2);
+        uint32_t w[4] = {r.x, r.y, r.z, r.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[2 * i] = bf16_value(w[i] & 0xffff);
+            v[2 * i + 1] = bf16_value(w[i] >> 16);
+        }
+    }
+};
+
+template <> struct codec<HD_Q8_0> { // f16 d, 32 int8
+    static constexpr int terms = 2;
+    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+        const unsigned char *p = row + (size_t)(k / 32) * 34;
+        float d = f16_value(load16(p));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t q = load16(p + 2 + k % 32 + 2 * i);
+            v[2 * i] = d * (float)(signed char)(q & 255);
+            v[2 * i + 1] = d * (float)(signed char)(q >> 8);
+        }
+    }
+};
+
+// Codes 8j .. 8j+7 of a block of 32 four-bit codes: byte i has code i low and code i+16 high.
+static __device__ __forceinline__ uint32_t four_bits(const unsigned char *qs, int k, int i) {
+    return qs[(k & 15) + i] >> (k & 16 ? 4 : 0) & 15;
+}
+
+template <> struct codec<HD_Q4_0> { // f16 d, qs[16]
+    static constexpr int terms = 2;
+    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+        const unsigned char *p = row + (size_t)(k / 32) * 18;
+        float d = f16_value(load16(p));
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = d * (float)((int)four_bits(p + 2, k % 32, i) - 8);
+    }
+};
+
+template <> struct codec<HD_Q5_0> { // f16 d, qh[4], qs[16]
+    static constexpr int terms = 2;
+    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+        const unsigned char *p = row + (size_t)(k / 32) * 22;
+        float d = f16_value(load16(p));
+        uint32_t high = p[2 + k % 32 / 8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            uint32_t q = four_bits(p + 6, k % 32, i) | (high >> i & 1) << 4;
+            v[i] = d * (float)((int)q - 16);
+        }
+    }
+};
+
+template <> struct codec<HD_Q4_K> { // f16 d, f16 dmin, scales[12], qs[128]
+    static constexpr int terms = 2;
+    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+        const unsigned char *p = row + (size_t)(k / 256) * 144, *s = p + 4;
+        int sub = k % 256 / 32;
+        float d = f16_value(load16(p)), dmin = f16_value(load16(p + 2));
+        uint32_t scale = sub < 4 ? s[sub] & 63 : (s[sub + 4] & 15) | (s[sub - 4] >> 6) << 4;
+        uint32_t least = sub < 4 ? s[sub + 4] & 63 : s[sub + 4] >> 4 | (s[sub] >> 6) << 4;
+        const unsigned char *qs = p + 16 + 32 * (sub / 2) + k % 32;
+        float step = d * (float)scale, offset = dmin * (float)least;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = __fsub_rn(__fmul_rn(step, (float)(qs[i] >> (sub % 2 * 4) & 15)), offset);
+    }
+};
+
+template <> struct codec<HD_Q6_K> { // ql[128], qh[64], int8 scales[16], f16 d
+    static constexpr int terms = 2;
+    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+        const unsigned char *p = row + (size_t)(k / 256) * 210;
+        int i0 = k % 256, h = i0 / 128, r = i0 % 128 / 32, l = i0 % 32;
+        float d = f16_value(load16(p + 208)) * (float)(signed char)p[192 + i0 / 16];
+        const unsigned char *low = p + 64 * h + 32 * (r % 2) + l, *high = p + 128 + 32 * h + l;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            int q = (low[i] >> (4 * (r / 2)) & 15) | (high[i] >> (2 * r) & 3) << 4;
+            v[i] = d * (float)(q - 32);
+        }
+    }
+};
+
+template <> struct codec<HD_MXFP4> { // e8m0 scale, qs[16] of e2m1
+    static constexpr int terms = 1;  // three significant bits
+    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+        const unsigned char *p = row + (size_t)(k / 32) * 17;
+        // 2^(e-127): a normal float from e = 1 on, the largest subnormal power at 0, NaN at 255.
+        float d = __uint_as_float(p[0] == 255 ? 0x7fc00000u
+                                  : p[0]      ? (uint32_t)p[0] << 23
+                                              : 1u << 22);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            uint32_t q = four_bits(p + 1, k % 32, i), e = q >> 1 & 3, m = q & 1;
+            float size = e ? (float)(2 + m) * (float)(1 << e) * 0.25f : 0.5f * (float)m;
+            v[i] = d * (q & 8 ? -size : size);
+        }
+    }
+};
+
+template <int F>
+static __device__ __forceinline__ void weight_terms(const unsigned char *row, int k,
+                                                    uint32_t t[][4]) {
+    if constexpr (F == HD_BF16) {
+        uint4 r = *(const uint4 *)(row + (size_t)k * 2);
+        t[0][0] = r.x, t[0][1] = r.y, t[0][2] = r.z, t[0][3] = r.w;
+    } else {
+        float v[8];
+        codec<F>::values8(row, k, v);
+        split8<codec<F>::terms>(v, t);
+    }
+}

@@ -1,0 +1,139 @@
+/* The launchers of the cuda backend: one a kernel, plain C on one side, CUDA C++ on the other.
+ *
+ * Every pointer inside the structs is the device's. A launcher enqueues and returns; errors are
+ * sticky in the CUDA runtime and found by the next copy.
+ *
+ * Numbers. Products run on the tensor cores as sums of BF16 terms: a float is the sum of up to
+ * three of them, each the rest of rounding those before. BF16 and MXFP4 weights are one term, F16
+ * ones two and F32 ones three, all exact; other quantised weights are two, right to 2^-17.
+ * Activations are three terms against exact weights, two against rounded ones. Products of terms
+ * that are below the last one kept are left out.
+ *
+ * Order (determinism level 1). A sum over inputs is cut into HD_CUDA_SLICES runs of whole blocks of
+ * 32, by the number of inputs alone; inside of a run it goes block by block, and the runs are added
+ * in order. A sum over positions is cut into units of HD_CUDA_UNIT positions from position 0,
+ * merged in order. Which threads compute a run or a unit, and for how many rows at once, differs by
+ * shape; the operations on the numbers of a row do not. */
+#ifndef HD_CUDA_KERNELS_H
+#define HD_CUDA_KERNELS_H
+
+#include "dev/op.h"
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    HD_CUDA_SLICES = 8,
+    HD_CUDA_UNIT = 128,
+    HD_CUDA_EXPERT_MAX = 1024,
+    HD_CUDA_VALUE_MAX = 512, /* widest value (or latent) of an attention head */
+    HD_CUDA_FEW_ROWS = 8,    /* rows of a tile for few rows, */
+    HD_CUDA_MANY_ROWS = 64   /* and for many */
+};
+
+/* A weight as it lies on the device: rows of float formats padded with zeros to blocks of 32. */
+typedef struct hd_cuda_mat {
+    const unsigned char *data; /* [n_mat, n_out, row_bytes] */
+    enum hd_format format;
+    int n_in, n_out, n_mat;
+    size_t row_bytes, mat_bytes;
+} hd_cuda_mat;
+
+/* Rows first .. first + n of one matrix. */
+typedef struct hd_cuda_tile {
+    int mat, first, n;
+} hd_cuda_tile;
+
+enum hd_cuda_into {
+    HD_CUDA_STORE,
+    HD_CUDA_ADD,
+    HD_CUDA_SWIGLU /* y = silu(y) * (W x) */
+};
+
+/* y = W x, for every matrix of w. Dense: rows 0 .. n_row of each matrix. With tiles: the rows that
+ * the device's list names, n_tile_max of them at most, of tile_rows each. */
+typedef struct hd_cuda_mul {
+    hd_cuda_mat w;
+    const float *x;       /* row r of matrix m: x + m*x_mat + x_row[r]*ldx */
+    const int32_t *x_row; /* NULL: 0, 1, 2, ... */
+    float *y;             /* row r of matrix m: y + m*y_mat + r*ldy */
+    size_t ldx, x_mat, ldy, y_mat;
+    enum hd_cuda_into into;
+    int n_row;
+    const hd_cuda_tile *tile; /* NULL: dense */
+    const int *n_tile;
+    int n_tile_max, tile_rows;
+} hd_cuda_mul;
+void hd_cuda_run_mul(const hd_cuda_mul *m, cudaStream_t stream);
+
+/* out[r] = w * x[ix[r]] / sqrt(mean + eps): n_row rows of n, ldx apart; out may be x. */
+typedef struct hd_cuda_norm {
+    const float *x, *w;
+    const int32_t *ix; /* NULL: 0, 1, 2, ... */
+    float *out;
+    float eps;
+    int n_row, n;
+} hd_cuda_norm;
+void hd_cuda_run_norm(const hd_cuda_norm *a, cudaStream_t stream);
+
+void hd_cuda_run_embed(const hd_cuda_mat *table, const int32_t *token, int n_row, float *x,
+                       cudaStream_t stream);
+
+/* What follows the projections in front of attention. args' pointers are the device's. */
+void hd_cuda_run_mla_finish(const struct hd_op_mla_qkv *args, float *kv, cudaStream_t stream);
+void hd_cuda_run_gqa_finish(const struct hd_op_gqa_qkv *args, float *k, float *v,
+                            cudaStream_t stream);
+
+/* Queries over a cache's positions 0 .. pos. Query head h of row r is n_q0 values at
+ * q0 + (r*n_head + h)*ldq0, then n_key - n_q0 at q1 + (r*n_head + h)*ldq1. */
+typedef struct hd_cuda_attn {
+    const float *q0, *q1;
+    const void *keys, *values; /* equal: a value is the first n_v of its key */
+    float *out;                /* [n_row, n_head, n_v] */
+    float *part; /* NULL, or room for [n_row, n_unit, n_head, 2 + n_v]: a task a unit */
+    const int32_t *pos, *row_seq, *seq_page0, *page;
+    size_t ldq0, ldq1, ld_kv; /* ld_kv: elements of a cache row */
+    enum hd_format format;
+    int n_q0, n_key, n_v, n_head, n_head_kv, page_tok;
+    int n_row, n_unit; /* units of the longest row */
+    float scale;
+} hd_cuda_attn;
+void hd_cuda_run_attn(const hd_cuda_attn *a, cudaStream_t stream);
+/* Bytes of shared memory that a task takes. */
+size_t hd_cuda_attn_shared(enum hd_format kv, int n_key, int n_v, bool is_latent);
+
+/* Experts and weights of every row from its router products score [R, E]. */
+void hd_cuda_run_select(const struct hd_op_route *args, const float *score, cudaStream_t stream);
+
+/* Rows by expert: a slot a (row, expert) pair, expert by expert, rows ascending. */
+typedef struct hd_cuda_sort {
+    const int32_t *expert; /* [n_row, n_used] */
+    int n_row, n_used, n_expert, tile_rows;
+    int32_t *row_of;    /* [n_row * n_used] row of a slot */
+    int32_t *slot_of;   /* [n_row, n_used] */
+    hd_cuda_tile *tile; /* [n_row*n_used / tile_rows + n_expert] */
+    int *n_tile;
+} hd_cuda_sort;
+void hd_cuda_run_sort(const hd_cuda_sort *a, cudaStream_t stream);
+
+/* x[r] += sum over k of weight[r][k] * y[slot_of[r][k]], k ascending, then + shared[r]. */
+typedef struct hd_cuda_combine {
+    const float *y, *weight, *shared; /* shared NULL: none */
+    const int32_t *slot_of;
+    float *x;
+    int n_row, n_used, n;
+} hd_cuda_combine;
+void hd_cuda_run_combine(const hd_cuda_combine *a, cudaStream_t stream);
+
+/* Whether the current device can run the kernels that were built. */
+cudaError_t hd_cuda_check_image(void);
+bool hd_cuda_can_decode(enum hd_format f);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

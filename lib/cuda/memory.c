@@ -1,0 +1,222 @@
+/* Memory of the cuda backend: scratch, weights, and the batch on its way to the device. */
+#include "cuda/cuda.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+
+/* ---- scratch: laid out once to learn its size, then again to hand out the pieces ---- */
+
+typedef struct cut {
+    char *base;
+    size_t at;
+} cut;
+
+static void *take(cut *k, size_t n, size_t n_byte) {
+    void *p = k->base ? k->base + k->at : NULL;
+    k->at += (n * n_byte + 255) / 256 * 256;
+    return p;
+}
+
+static float *floats(cut *k, size_t n) { return take(k, n, sizeof(float)); }
+
+static size_t most(size_t a, size_t b) { return a > b ? a : b; }
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+static void lay_out(cut *k, hd_cuda *c, const hd_dev_limits *l) {
+    const size_t wave_floats = (size_t)64 << 20, part_floats = (size_t)32 << 20;
+    size_t n_row = (size_t)l->n_row, d = (size_t)l->d_model, n_head = (size_t)l->n_head;
+    size_t n_pick = n_row * (size_t)l->n_used, n_c = (size_t)l->n_c;
+    size_t n_unit = ((size_t)l->n_pos + HD_CUDA_UNIT - 1) / HD_CUDA_UNIT;
+    size_t head_part = 2 + most(n_c, (size_t)l->n_v), n_expert = (size_t)l->n_expert;
+    c->normed = floats(k, most(n_row, (size_t)l->n_out) * d);
+    c->a = floats(k, n_row * most((size_t)l->q_lora, (size_t)l->d_ff));
+    c->kv = floats(k, n_row * most(n_c + (size_t)l->n_rope, 2 * (size_t)l->n_kv));
+    c->score = floats(k, n_row * n_expert);
+    c->hidden = floats(k, n_pick * (size_t)l->d_expert);
+    c->picked = floats(k, n_pick * d);
+    c->shared = floats(k, n_row * d);
+    c->n_wave = (int)(n_c ? least(n_row, most(wave_floats / (n_head * n_c), 1)) : 0);
+    c->q_abs = floats(k, (size_t)c->n_wave * n_head * n_c);
+    c->u = floats(k, (size_t)c->n_wave * n_head * n_c);
+    c->part_floats = least(part_floats, n_row * n_unit * n_head * head_part);
+    c->part = floats(k, c->part_floats);
+    c->row_of = take(k, n_pick, sizeof *c->row_of);
+    c->slot_of = take(k, n_pick, sizeof *c->slot_of);
+    c->tile = take(k, n_pick / HD_CUDA_FEW_ROWS + n_expert + 1, sizeof *c->tile);
+    c->n_tile = take(k, 1, sizeof *c->n_tile);
+}
+
+static hd_status check_limits(const hd_cuda *c, const hd_dev_limits *l) {
+    if (l->n_expert > HD_CUDA_EXPERT_MAX)
+        return HD_FAIL(UNSUPPORTED, "backend cuda: %d experts, at most %d", l->n_expert,
+                       HD_CUDA_EXPERT_MAX);
+    int n_value = l->n_c > 0 ? l->n_c : l->n_v, n_key = l->n_c > 0 ? l->n_c + l->n_rope : l->n_rope;
+    if (n_value > HD_CUDA_VALUE_MAX)
+        return HD_FAIL(UNSUPPORTED, "backend cuda: %d values of an attention head, at most %d",
+                       n_value, HD_CUDA_VALUE_MAX);
+    size_t shared = hd_cuda_attn_shared(HD_BF16, n_key, n_value, l->n_c > 0);
+    if (shared > c->prop.sharedMemPerBlockOptin)
+        return HD_FAIL(UNSUPPORTED,
+                       "backend cuda: attention over keys of %d values takes %zu bytes of shared "
+                       "memory, the device has %zu",
+                       n_key, shared, c->prop.sharedMemPerBlockOptin);
+    return HD_OK;
+}
+
+hd_status hd_cuda_reserve(void *ctx, const hd_dev_limits *limits) {
+    hd_cuda *c = ctx;
+    HD_TRY(check_limits(c, limits));
+    cut count = {0};
+    lay_out(&count, c, limits);
+    HD_TRY(hd_cuda_told(cudaFree(c->scratch), "cudaFree"));
+    c->scratch = NULL;
+    void *memory = NULL;
+    cudaError_t e = cudaMalloc(&memory, count.at);
+    if (e == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError(); /* this one is no broken device */
+        return HD_FAIL(NO_MEMORY, "backend cuda: %zu bytes of scratch memory: the device has none",
+                       count.at);
+    }
+    HD_TRY(hd_cuda_told(e, "cudaMalloc"));
+    cut real = {.base = memory};
+    c->scratch = memory;
+    c->limits = *limits;
+    lay_out(&real, c, limits);
+    return HD_OK;
+}
+
+/* ---- weights ---- */
+
+static const struct {
+    int block_elems, block_bytes;
+} geometry[HD_FORMAT_COUNT] = {
+#define HD_FORMAT(id, name, gguf_id, block_elems, block_bytes, ...)                                \
+    [HD_##id] = {block_elems, block_bytes},
+#include "quant/formats.def"
+#undef HD_FORMAT
+};
+
+/* Bytes of n elements, whole blocks. */
+static size_t bytes_of(enum hd_format f, int n) {
+    return (size_t)(n / geometry[f].block_elems) * (size_t)geometry[f].block_bytes;
+}
+
+/* Behind what the stream was given; a mapping is read before it returns. */
+static hd_status copy_weight(const hd_cuda *c, const hd_weight *w, const hd_cuda_mat *m,
+                             size_t from_bytes) {
+    size_t n_out = (size_t)m->n_out;
+    for (int i = 0; i < m->n_mat; i++) {
+        unsigned char *to = (unsigned char *)(uintptr_t)m->data + (size_t)i * m->mat_bytes;
+        cudaError_t e;
+        if (from_bytes == m->row_bytes)
+            e = cudaMemcpyAsync(to, w->mat[i], n_out * from_bytes, cudaMemcpyHostToDevice,
+                                c->stream);
+        else
+            e = cudaMemcpy2DAsync(to, m->row_bytes, w->mat[i], from_bytes, from_bytes, n_out,
+                                  cudaMemcpyHostToDevice, c->stream);
+        if (e != cudaSuccess) return hd_cuda_told(e, w->name);
+    }
+    return HD_OK;
+}
+
+hd_status hd_cuda_prepare(void *ctx, hd_weight *w) {
+    hd_cuda *c = ctx;
+    int n_in = (w->n_in + 31) / 32 * 32;
+    bool is_float = geometry[w->format].block_elems == 1;
+    size_t from_bytes = bytes_of(w->format, w->n_in);
+    hd_cuda_mat m = {.format = w->format, .n_in = w->n_in, .n_out = w->n_out, .n_mat = w->n_mat};
+    m.row_bytes = is_float ? bytes_of(w->format, n_in) : from_bytes;
+    m.mat_bytes = (m.row_bytes * (size_t)m.n_out + 255) / 256 * 256;
+    void *memory = NULL;
+    cudaError_t e = cudaMalloc(&memory, m.mat_bytes * (size_t)m.n_mat);
+    if (e == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        return HD_FAIL(NO_MEMORY, "%s: %zu bytes: the device has no memory for it", w->name,
+                       m.mat_bytes * (size_t)m.n_mat);
+    }
+    HD_TRY(hd_cuda_told(e, "cudaMalloc"));
+    m.data = memory;
+    hd_status s = HD_OK;
+    if (m.row_bytes != from_bytes)
+        s = hd_cuda_told(cudaMemsetAsync(memory, 0, m.mat_bytes * (size_t)m.n_mat, c->stream),
+                         "cudaMemset");
+    if (s == HD_OK) s = copy_weight(c, w, &m, from_bytes);
+    if (s != HD_OK) {
+        (void)cudaFree(memory);
+        return s;
+    }
+    hd_cuda_mat *kept = hd_alloc(sizeof *kept);
+    *kept = m;
+    w->prepared = kept;
+    return HD_OK;
+}
+
+void hd_cuda_release(void *ctx, hd_weight *w) {
+    (void)ctx;
+    hd_cuda_mat *m = w->prepared;
+    if (!m) return;
+    (void)cudaFree((void *)(uintptr_t)m->data);
+    hd_free(m);
+    w->prepared = NULL;
+}
+
+/* ---- the batch ---- */
+
+static size_t batch_bytes(size_t n_row, size_t n_seq, size_t n_page) {
+    return 64 * 10 + 4 * (6 * n_row + 3 * (n_seq + 1) + n_page) + n_row;
+}
+
+static hd_status make_room(hd_cuda_stage *s, size_t n_byte) {
+    if (s->room >= n_byte) return HD_OK;
+    HD_TRY(hd_cuda_told(cudaDeviceSynchronize(), "before a larger batch"));
+    HD_TRY(hd_cuda_told(cudaFreeHost(s->host), "cudaFreeHost"));
+    HD_TRY(hd_cuda_told(cudaFree(s->device), "cudaFree"));
+    s->host = s->device = NULL;
+    s->room = 0;
+    HD_TRY(hd_cuda_told(cudaMallocHost((void **)&s->host, n_byte), "memory for batches"));
+    HD_TRY(hd_cuda_told(cudaMalloc((void **)&s->device, n_byte), "memory for batches"));
+    s->room = n_byte;
+    return HD_OK;
+}
+
+/* Copies an array of n elements behind what is there; returns where it will be on the device. */
+static void *put_array(const hd_cuda_stage *s, size_t *at, const void *from, size_t n_byte) {
+    void *to = s->device + *at;
+    memcpy(s->host + *at, from, n_byte);
+    *at += (n_byte + 63) / 64 * 64;
+    return to;
+}
+
+hd_status hd_cuda_upload(void *ctx, const hd_batch *b, const hd_batch **out) {
+    hd_cuda *c = ctx;
+    hd_cuda_stage *s = &c->stage[c->stage_ix];
+    c->stage_ix = (c->stage_ix + 1) % HD_CUDA_STAGES;
+    size_t n_row = (size_t)b->n_row, n_seq = (size_t)b->n_seq, at = 0;
+    size_t room = batch_bytes((size_t)b->n_row_max, (size_t)b->n_seq_max, (size_t)b->n_page_max);
+    HD_TRY(make_room(s, room));
+    HD_TRY(hd_cuda_told(cudaEventSynchronize(s->copied), "an earlier step"));
+    c->batch = *b;
+    c->batch.token = put_array(s, &at, b->token, n_row * sizeof *b->token);
+    c->batch.pos = put_array(s, &at, b->pos, n_row * sizeof *b->pos);
+    c->batch.row_seq = put_array(s, &at, b->row_seq, n_row * sizeof *b->row_seq);
+    c->batch.kv_row = put_array(s, &at, b->kv_row, n_row * sizeof *b->kv_row);
+    c->batch.form = put_array(s, &at, b->form, n_row * sizeof *b->form);
+    c->batch.seq_slot = put_array(s, &at, b->seq_slot, n_seq * sizeof *b->seq_slot);
+    c->batch.seq_row0 = put_array(s, &at, b->seq_row0, (n_seq + 1) * sizeof *b->seq_row0);
+    c->batch.seq_page0 = put_array(s, &at, b->seq_page0, (n_seq + 1) * sizeof *b->seq_page0);
+    c->batch.page = put_array(s, &at, b->page, (size_t)b->n_page * sizeof *b->page);
+    c->batch.out_row = put_array(s, &at, b->out_row, (size_t)b->n_out * sizeof *b->out_row);
+    HD_ASSERT(at <= s->room);
+    HD_TRY(hd_cuda_told(cudaMemcpyAsync(s->device, s->host, at, cudaMemcpyHostToDevice, c->stream),
+                        "a step"));
+    HD_TRY(hd_cuda_told(cudaEventRecord(s->copied, c->stream), "a step"));
+    int top = 0;
+    for (int i = 0; i < b->n_seq; i++) {
+        int last = b->pos[b->seq_row0[i + 1] - 1];
+        top = last > top ? last : top;
+    }
+    c->n_unit = top / HD_CUDA_UNIT + 1;
+    *out = &c->batch;
+    return HD_OK;
+}

@@ -1,0 +1,7 @@
+// Weight products of the formats of 32 elements a block.
+#include "cuda/mul.cuh"
+
+HD_CUDA_MUL_OF(HD_Q8_0)
+HD_CUDA_MUL_OF(HD_Q4_0)
+HD_CUDA_MUL_OF(HD_Q5_0)
+HD_CUDA_MUL_OF(HD_MXFP4)

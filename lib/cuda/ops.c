@@ -1,0 +1,250 @@
+/* The ops: which kernels they are made of. */
+#include "cuda/cuda.h"
+
+/* y[n_row, ldy] = W x for the rows of x[n_row, ldx]. */
+static hd_cuda_mul mul_of(const hd_weight *w, const float *x, float *y, int n_row) {
+    const hd_cuda_mat *m = hd_cuda_mat_of(w);
+    return (hd_cuda_mul){
+        .w = *m, .x = x, .ldx = (size_t)m->n_in, .y = y, .ldy = (size_t)m->n_out, .n_row = n_row};
+}
+
+static void run_mul(hd_cuda *c, const hd_weight *w, const float *x, float *y, int n_row,
+                    enum hd_cuda_into into) {
+    hd_cuda_mul m = mul_of(w, x, y, n_row);
+    m.into = into;
+    hd_cuda_run_mul(&m, c->stream);
+}
+
+static void norm(hd_cuda *c, hd_cuda_norm a) { hd_cuda_run_norm(&a, c->stream); }
+
+void hd_cuda_op_embed(void *ctx, const struct hd_op_embed *args) {
+    hd_cuda *c = ctx;
+    hd_cuda_run_embed(hd_cuda_mat_of(args->table), args->token, args->n_row, args->x, c->stream);
+}
+
+void hd_cuda_op_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
+    hd_cuda *c = ctx;
+    const struct hd_op_mla_qkv *a = args;
+    int n_row = a->batch->n_row;
+    HD_ASSERT(n_row <= c->limits.n_row);
+    norm(c, (hd_cuda_norm){.x = a->x,
+                           .w = a->norm,
+                           .out = c->normed,
+                           .eps = a->eps,
+                           .n_row = n_row,
+                           .n = a->d_model});
+    if (a->q) {
+        run_mul(c, a->q, c->normed, a->q_out, n_row, HD_CUDA_STORE);
+    } else {
+        run_mul(c, a->q_a, c->normed, c->a, n_row, HD_CUDA_STORE);
+        norm(c, (hd_cuda_norm){.x = c->a,
+                               .w = a->q_a_norm,
+                               .out = c->a,
+                               .eps = a->lora_eps,
+                               .n_row = n_row,
+                               .n = a->q_a->n_out});
+        run_mul(c, a->q_b, c->a, a->q_out, n_row, HD_CUDA_STORE);
+    }
+    run_mul(c, a->kv_a, c->normed, c->kv, n_row, HD_CUDA_STORE);
+    hd_cuda_run_mla_finish(a, c->kv, c->stream);
+}
+
+/* Whether units of attention get a task each: few rows, long sequences, room for the parts. */
+static float *part_of(const hd_cuda *c, const hd_cuda_attn *a) {
+    size_t floats = (size_t)a->n_row * (size_t)a->n_unit * (size_t)a->n_head;
+    floats *= (size_t)a->n_v + 2;
+    bool is_wide = a->n_row * a->n_head_kv >= c->prop.multiProcessorCount;
+    return a->n_unit > 1 && !is_wide && floats <= c->part_floats ? c->part : NULL;
+}
+
+/* Rows row0 .. row0 + n of the batch. Both forms are computed as absorbed: equal but for rounding,
+ * and the same for a position however often it is computed. */
+static void attend_wave(hd_cuda *c, const struct hd_op_mla_attn *a, int row0, int n) {
+    size_t h = (size_t)a->n_head, q_width = (size_t)a->n_nope + (size_t)a->n_rope;
+    size_t n_c = (size_t)a->n_c, n_v = (size_t)a->n_v;
+    const float *q = a->q + (size_t)row0 * h * q_width;
+    hd_cuda_mul into = mul_of(a->k_b, q, c->q_abs, n);
+    into.ldx = h * q_width, into.x_mat = q_width;
+    into.ldy = h * n_c, into.y_mat = n_c;
+    hd_cuda_run_mul(&into, c->stream);
+    hd_cuda_attn attn = {.q0 = c->q_abs,
+                         .ldq0 = n_c,
+                         .n_q0 = a->n_c,
+                         .q1 = q + a->n_nope,
+                         .ldq1 = q_width,
+                         .keys = a->cache,
+                         .values = a->cache,
+                         .out = c->u,
+                         .pos = a->batch->pos + row0,
+                         .row_seq = a->batch->row_seq + row0,
+                         .seq_page0 = a->batch->seq_page0,
+                         .page = a->batch->page,
+                         .page_tok = a->batch->page_tok,
+                         .ld_kv = n_c + (size_t)a->n_rope,
+                         .format = a->kv_format,
+                         .n_key = a->n_c + a->n_rope,
+                         .n_v = a->n_c,
+                         .n_head = a->n_head,
+                         .n_head_kv = 1,
+                         .n_row = n,
+                         .n_unit = c->n_unit,
+                         .scale = a->scale};
+    attn.part = part_of(c, &attn);
+    hd_cuda_run_attn(&attn, c->stream);
+    hd_cuda_mul out = mul_of(a->v_b, c->u, a->out + (size_t)row0 * h * n_v, n);
+    out.ldx = h * n_c, out.x_mat = n_c;
+    out.ldy = h * n_v, out.y_mat = n_v;
+    hd_cuda_run_mul(&out, c->stream);
+}
+
+void hd_cuda_op_mla_attn(void *ctx, const struct hd_op_mla_attn *args) {
+    hd_cuda *c = ctx;
+    int n_row = args->batch->n_row;
+    HD_ASSERT(n_row <= c->limits.n_row && args->n_head <= c->limits.n_head);
+    HD_ASSERT(args->n_c <= c->limits.n_c && args->batch == &c->batch);
+    for (int row0 = 0; row0 < n_row; row0 += c->n_wave) {
+        int n = n_row - row0 < c->n_wave ? n_row - row0 : c->n_wave;
+        attend_wave(c, args, row0, n);
+    }
+}
+
+void hd_cuda_op_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
+    hd_cuda *c = ctx;
+    const struct hd_op_gqa_qkv *a = args;
+    int n_row = a->batch->n_row;
+    HD_ASSERT(n_row <= c->limits.n_row && a->k->n_out <= c->limits.n_kv);
+    norm(c, (hd_cuda_norm){.x = a->x,
+                           .w = a->norm,
+                           .out = c->normed,
+                           .eps = a->eps,
+                           .n_row = n_row,
+                           .n = a->d_model});
+    float *k = c->kv, *v = c->kv + (size_t)n_row * (size_t)a->k->n_out;
+    run_mul(c, a->q, c->normed, a->q_out, n_row, HD_CUDA_STORE);
+    run_mul(c, a->k, c->normed, k, n_row, HD_CUDA_STORE);
+    run_mul(c, a->v, c->normed, v, n_row, HD_CUDA_STORE);
+    hd_cuda_run_gqa_finish(a, k, v, c->stream);
+}
+
+void hd_cuda_op_gqa_attn(void *ctx, const struct hd_op_gqa_attn *args) {
+    hd_cuda *c = ctx;
+    const struct hd_op_gqa_attn *a = args;
+    HD_ASSERT(a->batch->n_row <= c->limits.n_row && a->batch == &c->batch);
+    hd_cuda_attn attn = {.q0 = a->q,
+                         .ldq0 = (size_t)a->d_head,
+                         .n_q0 = a->d_head,
+                         .keys = a->keys,
+                         .values = a->values,
+                         .out = a->out,
+                         .pos = a->batch->pos,
+                         .row_seq = a->batch->row_seq,
+                         .seq_page0 = a->batch->seq_page0,
+                         .page = a->batch->page,
+                         .page_tok = a->batch->page_tok,
+                         .ld_kv = (size_t)a->n_head_kv * (size_t)a->d_head,
+                         .format = a->kv_format,
+                         .n_key = a->d_head,
+                         .n_v = a->d_head,
+                         .n_head = a->n_head,
+                         .n_head_kv = a->n_head_kv,
+                         .n_row = a->batch->n_row,
+                         .n_unit = c->n_unit,
+                         .scale = a->scale};
+    attn.part = part_of(c, &attn);
+    hd_cuda_run_attn(&attn, c->stream);
+}
+
+void hd_cuda_op_proj_add(void *ctx, const struct hd_op_proj_add *args) {
+    run_mul(ctx, args->w, args->a, args->x, args->n_row, HD_CUDA_ADD);
+}
+
+/* out = silu(gate x) * (up x) */
+static void gated(hd_cuda *c, const hd_weight *gate, const hd_weight *up, const float *x,
+                  float *out, int n_row) {
+    run_mul(c, gate, x, out, n_row, HD_CUDA_STORE);
+    run_mul(c, up, x, out, n_row, HD_CUDA_SWIGLU);
+}
+
+void hd_cuda_op_ffn(void *ctx, const struct hd_op_ffn *args) {
+    hd_cuda *c = ctx;
+    HD_ASSERT(args->n_row <= c->limits.n_row);
+    norm(c, (hd_cuda_norm){.x = args->x,
+                           .w = args->norm,
+                           .out = c->normed,
+                           .eps = args->eps,
+                           .n_row = args->n_row,
+                           .n = args->d_model});
+    gated(c, args->gate, args->up, c->normed, c->a, args->n_row);
+    run_mul(c, args->down, c->a, args->x, args->n_row, HD_CUDA_ADD);
+}
+
+void hd_cuda_op_route(void *ctx, const struct hd_op_route *args) {
+    hd_cuda *c = ctx;
+    HD_ASSERT(args->n_row <= c->limits.n_row && args->n_expert <= c->limits.n_expert);
+    norm(c, (hd_cuda_norm){.x = args->x,
+                           .w = args->norm,
+                           .out = args->normed,
+                           .eps = args->eps,
+                           .n_row = args->n_row,
+                           .n = args->d_model});
+    run_mul(c, args->router, args->normed, c->score, args->n_row, HD_CUDA_STORE);
+    hd_cuda_run_select(args, c->score, c->stream);
+}
+
+void hd_cuda_op_moe(void *ctx, const struct hd_op_moe *args) {
+    hd_cuda *c = ctx;
+    const struct hd_op_moe *a = args;
+    int n_expert = a->gate->n_mat, n_pick = a->n_row * a->n_used;
+    HD_ASSERT(a->n_row <= c->limits.n_row && a->n_used <= c->limits.n_used);
+    HD_ASSERT(n_expert <= c->limits.n_expert);
+    bool is_few = n_pick <= n_expert * HD_CUDA_FEW_ROWS; /* rows of an expert, about */
+    int tile_rows = is_few ? HD_CUDA_FEW_ROWS : HD_CUDA_MANY_ROWS;
+    hd_cuda_run_sort(&(hd_cuda_sort){.expert = a->expert,
+                                     .n_row = a->n_row,
+                                     .n_used = a->n_used,
+                                     .n_expert = n_expert,
+                                     .tile_rows = tile_rows,
+                                     .row_of = c->row_of,
+                                     .slot_of = c->slot_of,
+                                     .tile = c->tile,
+                                     .n_tile = c->n_tile},
+                     c->stream);
+    int n_busy = n_pick < n_expert ? n_pick : n_expert;
+    hd_cuda_mul m = mul_of(a->gate, a->normed, c->hidden, n_pick);
+    m.x_row = c->row_of;
+    m.tile = c->tile, m.n_tile = c->n_tile, m.tile_rows = tile_rows;
+    m.n_tile_max = n_pick / tile_rows + n_busy;
+    hd_cuda_run_mul(&m, c->stream);
+    m.w = *hd_cuda_mat_of(a->up), m.into = HD_CUDA_SWIGLU;
+    hd_cuda_run_mul(&m, c->stream);
+    m.w = *hd_cuda_mat_of(a->down), m.into = HD_CUDA_STORE;
+    m.x = c->hidden, m.ldx = (size_t)m.w.n_in, m.x_row = NULL;
+    m.y = c->picked, m.ldy = (size_t)m.w.n_out;
+    hd_cuda_run_mul(&m, c->stream);
+    if (a->shared_gate) {
+        gated(c, a->shared_gate, a->shared_up, a->normed, c->a, a->n_row);
+        run_mul(c, a->shared_down, c->a, c->shared, a->n_row, HD_CUDA_STORE);
+    }
+    hd_cuda_run_combine(&(hd_cuda_combine){.y = c->picked,
+                                           .weight = a->weight,
+                                           .shared = a->shared_gate ? c->shared : NULL,
+                                           .slot_of = c->slot_of,
+                                           .x = a->x,
+                                           .n_row = a->n_row,
+                                           .n_used = a->n_used,
+                                           .n = a->d_model},
+                        c->stream);
+}
+
+void hd_cuda_op_head(void *ctx, const struct hd_op_head *args) {
+    hd_cuda *c = ctx;
+    HD_ASSERT(args->n_out <= c->limits.n_out || args->n_out <= c->limits.n_row);
+    norm(c, (hd_cuda_norm){.x = args->x,
+                           .ix = args->row,
+                           .w = args->norm,
+                           .out = c->normed,
+                           .eps = args->eps,
+                           .n_row = args->n_out,
+                           .n = args->d_model});
+    run_mul(c, args->w, c->normed, args->logits, args->n_out, HD_CUDA_STORE);
+}

@@ -162,7 +162,8 @@ hd_status hd_api_tools(const hd_api_in *in, hd_api_request *out) {
     HD_TRY(parse_tools(in, out));
     HD_TRY(parse_choice(in, out));
     HD_TRY(hd_api_bool(in, "parallel_tool_calls", &may_be_several));
-    out->max_call = may_be_several ? 0 : 1;
+    bool is_one = !may_be_several || out->forced_tool.len > 0; /* a named one: exactly that call */
+    out->max_call = is_one ? 1 : 0;
     return HD_OK;
 }
 

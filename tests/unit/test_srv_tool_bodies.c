@@ -124,6 +124,7 @@ static void choices(void **state) {
         assert_int_equal(parse(HD_API_CHAT, rows[i].body), HD_OK);
         assert_int_equal(q.tool_choice, rows[i].choice);
         expect_text(q.forced_tool, rows[i].forced);
+        assert_int_equal(q.max_call, *rows[i].forced ? 1 : 0);
     }
     assert_int_equal(parse(HD_API_CHAT, CHAT("\"parallel_tool_calls\":false")), HD_OK);
     assert_int_equal(q.max_call, 1);

@@ -275,10 +275,11 @@ static void forced_calls(void **state) {
                                      STUB_END_THINK, STUB_CALL, 'x', STUB_SEP};
     assert_int_equal(r->n_prompt, 9);
     assert_memory_equal(r->prompt, prompt, sizeof prompt);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) { /* the call ends the answer */
         stub_text(w->engine, i, "{}");
-        stub_finish(w->engine, i, HD_FINISH_STOP);
+        say(w, i, STUB_END_CALL);
     }
+    assert_int_equal(stub_await(w->engine, &w->engine->n_cancelled, 2), 2);
     answer a = finish(w);
     EXPECT_ORDER(&a, "\"index\":0,\"delta\":{\"role\"", "\"name\":\"x\",\"arguments\":\"\"",
                  "{\"arguments\":\"{\"}", "\"finish_reason\":\"tool_calls\"");

@@ -6,6 +6,9 @@
 #include "base/log.h"
 #include "base/metric.h"
 #include "srv/server.h"
+#include "support/rng.h"
+
+#include <jansson.h>
 
 typedef struct world {
     hd_server *server;
@@ -165,6 +168,133 @@ static void a_client_that_leaves_within_a_call(void **state) {
     w->fd = dial(w->port);
 }
 
+/* ---- streams and whole answers are the same ---- */
+
+enum { SCRIPT_MAX = 200 };
+
+static void add_bytes(int32_t *script, int *n, test_rng *rng, int n_max) {
+    static const char *const pieces[] = {"a",  "\"", "{}", "\xc3\xa9", "\xf0\x9f\x98\x80",
+                                         "\n", " "};
+    for (int i = rng_int(rng, 0, n_max); i > 0; i--)
+        for (const char *p = pieces[rng_int(rng, 0, (int)HD_COUNT_OF(pieces) - 1)]; *p; p++)
+            script[(*n)++] = (unsigned char)*p;
+}
+
+/* Reasoning, content, some calls: each may be empty. */
+static int make_script(int32_t *script, test_rng *rng) {
+    int n = 0;
+    add_bytes(script, &n, rng, 4);
+    script[n++] = STUB_END_THINK;
+    add_bytes(script, &n, rng, 4);
+    for (int i = rng_int(rng, 0, 3); i > 0; i--) {
+        script[n++] = STUB_CALL;
+        script[n++] = rng_int(rng, 'a', 'z');
+        script[n++] = STUB_SEP;
+        add_bytes(script, &n, rng, 5);
+        script[n++] = STUB_END_CALL;
+    }
+    assert_true(n <= SCRIPT_MAX);
+    return n;
+}
+
+static void append(json_t *to, const char *key, const json_t *piece) {
+    if (!json_is_string(piece)) return;
+    const json_t *old = json_object_get(to, key);
+    json_t *both =
+        json_sprintf("%s%s", old ? json_string_value(old) : "", json_string_value(piece));
+    assert_int_equal(json_object_set_new(to, key, both), 0);
+}
+
+static void append_call(json_t *message, const json_t *piece) {
+    json_t *calls = json_object_get(message, "tool_calls");
+    if (!calls) {
+        calls = json_array();
+        json_object_set_new(message, "tool_calls", calls);
+    }
+    size_t ix = (size_t)json_integer_value(json_object_get(piece, "index"));
+    const json_t *function = json_object_get(piece, "function");
+    if (ix == json_array_size(calls)) { /* the first piece: everything but the arguments */
+        assert_true(json_is_string(json_object_get(piece, "id")));
+        assert_string_equal(json_string_value(json_object_get(piece, "type")), "function");
+        assert_string_equal(json_string_value(json_object_get(function, "arguments")), "");
+        json_array_append_new(calls, json_pack("{s:O}", "name", json_object_get(function, "name")));
+    }
+    assert_int_equal(ix + 1, json_array_size(calls)); /* one after the other */
+    append(json_array_get(calls, ix), "arguments", json_object_get(function, "arguments"));
+}
+
+/* What a client makes of a stream: {content, reasoning_content, tool_calls, finish_reason}. */
+static json_t *gather(const answer *a) {
+    json_t *message = json_object();
+    const char *at = text_of(a);
+    while (strncmp(at, "data: {", 7) == 0) {
+        const char *end = strstr(at, "\n\n");
+        assert_non_null(end);
+        json_t *chunk = json_loadb(at + 6, (size_t)(end - at) - 6, 0, NULL);
+        const json_t *choice = json_array_get(json_object_get(chunk, "choices"), 0);
+        const json_t *delta = json_object_get(choice, "delta");
+        append(message, "content", json_object_get(delta, "content"));
+        append(message, "reasoning_content", json_object_get(delta, "reasoning_content"));
+        const json_t *calls = json_object_get(delta, "tool_calls");
+        for (size_t i = 0; i < json_array_size(calls); i++)
+            append_call(message, json_array_get(calls, i));
+        append(message, "finish_reason", json_object_get(choice, "finish_reason"));
+        json_decref(chunk);
+        at = end + 2;
+    }
+    assert_string_equal(at, "data: [DONE]\n\n");
+    return message;
+}
+
+/* The same of a whole answer. */
+static json_t *reduce(const answer *a) {
+    json_t *body = json_loadb(a->body.ptr, a->body.len, 0, NULL);
+    const json_t *choice = json_array_get(json_object_get(body, "choices"), 0);
+    json_t *from = json_object_get(choice, "message"), *message = json_object();
+    append(message, "content", json_object_get(from, "content"));
+    append(message, "reasoning_content", json_object_get(from, "reasoning_content"));
+    append(message, "finish_reason", json_object_get(choice, "finish_reason"));
+    const json_t *calls = json_object_get(from, "tool_calls");
+    if (json_array_size(calls) > 0) json_object_set_new(message, "tool_calls", json_array());
+    for (size_t i = 0; i < json_array_size(calls); i++) {
+        json_t *function = json_object_get(json_array_get(calls, i), "function");
+        json_array_append(json_object_get(message, "tool_calls"), function);
+    }
+    if (!json_object_get(message, "content"))
+        json_object_set_new(message, "content", json_string(""));
+    json_decref(body);
+    return message;
+}
+
+static void streams_gather_to_whole_answers(void **state) {
+    world *w = *state;
+    test_rng rng = {7};
+    for (int round = 0; round < 30; round++) {
+        int32_t script[SCRIPT_MAX];
+        int n = make_script(script, &rng);
+        json_t *found[2];
+        for (int is_stream = 0; is_stream < 2; is_stream++) {
+            int ix = 2 * round + is_stream;
+            begin(w, CHAT,
+                  is_stream ? "{\"stream\":true,\"thinking\":{\"type\":\"enabled\"}," TOOLS "," HI
+                              "}"
+                            : "{\"thinking\":{\"type\":\"enabled\"}," TOOLS "," HI "}",
+                  ix + 1);
+            for (int i = 0; i < n; i++) say(w, ix, script[i]);
+            stub_finish(w->engine, ix, HD_FINISH_STOP);
+            answer a = finish(w);
+            found[is_stream] = is_stream ? gather(&a) : reduce(&a);
+            drop_answer(&a);
+        }
+        if (!json_equal(found[0], found[1])) {
+            char *whole = json_dumps(found[0], 0), *pieces = json_dumps(found[1], 0);
+            fail_msg("round %d: whole %s, streamed %s", round, whole, pieces);
+        }
+        json_decref(found[0]);
+        json_decref(found[1]);
+    }
+}
+
 /* ---- whole answers ---- */
 
 static void calls_in_a_whole_answer(void **state) {
@@ -244,6 +374,22 @@ static void one_call_at_most(void **state) {
                      "\"completion_tokens\":6,");
         drop_answer(&a);
     }
+}
+
+/* Of two choices one is ended early: the other goes on. */
+static void one_choice_is_ended_early(void **state) {
+    world *w = *state;
+    begin(w, CHAT, "{\"n\":2,\"parallel_tool_calls\":false," TOOLS "," HI "}", 2);
+    say_call(w, 0, "w", "{}");
+    say(w, 0, STUB_END_CALL);
+    assert_int_equal(stub_await(w->engine, &w->engine->n_cancelled, 1), 1);
+    stub_text(w->engine, 1, "text");
+    stub_finish(w->engine, 1, HD_FINISH_LENGTH);
+    answer a = finish(w);
+    assert_int_equal(a.code, 200);
+    EXPECT_ORDER(&a, "\"name\":\"w\"", "\"finish_reason\":\"tool_calls\"", "\"content\":\"text\"",
+                 "\"finish_reason\":\"length\"", "\"completion_tokens\":10,");
+    drop_answer(&a);
 }
 
 /* Tokens that the engine computes before it hears of the end are not part of the answer. */
@@ -444,9 +590,11 @@ int main(void) {
         TEST(a_call_streamed),
         TEST(logprobs_of_calls),
         TEST(a_client_that_leaves_within_a_call),
+        TEST(streams_gather_to_whole_answers),
         TEST(calls_in_a_whole_answer),
         TEST(calls_that_are_cut_off),
         TEST(one_call_at_most),
+        TEST(one_choice_is_ended_early),
         TEST(late_tokens_are_dropped),
         TEST(forced_calls),
         TEST(no_calls),

@@ -712,6 +712,16 @@ static void waiting_is_filled_with_blank_lines(void **state) {
     assert_false(a.is_whole);
     assert_null(strchr(text_of(&a), '{'));
     drop_answer(&a);
+    close(fd);
+    hd_buf_clear(&b);
+    fd = dial(w->port); /* nor can the server's end be */
+    put(fd, post_text(CHAT, "", HELLO));
+    assert_true(await_text(fd, &b, "1\r\n\n\r\n"));
+    hd_server_drain(w->server);
+    hd_server_stop(w->server);
+    a = take_answer(fd, &b, false);
+    assert_false(a.is_whole);
+    drop_answer(&a);
     hd_buf_fini(&b);
     close(fd);
 }

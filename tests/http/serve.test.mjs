@@ -327,3 +327,28 @@ test('tools: whole and streamed are the same call; its answer goes back', async 
     assert.ok(prompt.includes(`get_weather<｜tool▁sep｜>${message.tool_calls[0].function.arguments}<｜tool▁call▁end｜>`));
     await server.stop();
 });
+
+test('thinking, prefixes, tools and stops: every text in its field, streamed as whole', async () => {
+    const server = await startServer();
+    const tools = [{ type: 'function', function: { name: 'get_weather', parameters: { type: 'object', properties: { city: { type: 'string' } } } } }];
+    const begun = { none: [], content: [{ role: 'assistant', content: 'The', prefix: true }],
+        reasoning: [{ role: 'assistant', content: '', reasoning_content: 'I', prefix: true }] };
+    for (const type of ['enabled', 'disabled']) for (const [from, last] of Object.entries(begun)) for (const offered of [[], tools]) for (const stop of [null, '.']) {
+        const ask = { thinking: { type }, tools: offered, stop, max_tokens: 100, messages: [...user('What is the weather in Paris?'), ...last] };
+        const name = JSON.stringify({ type, from, tools: offered.length, stop });
+        const { choices: [{ message, finish_reason }] } = await chat(server, ask);
+        const { chunks, done } = await streamed(server, '/v1/chat/completions', ask);
+        const join = (pick) => chunks.map((c) => pick(c.choices[0].delta) ?? '').join('');
+        assert.ok(done, name);
+        assert.equal(join((d) => d.content), message.content ?? '', name);
+        assert.equal(join((d) => d.reasoning_content), message.reasoning_content ?? '', name);
+        assert.equal(join((d) => d.tool_calls?.[0].function.arguments), (message.tool_calls ?? []).map((c) => c.function.arguments).join(''), name);
+        assert.equal(chunks.at(-1).choices[0].finish_reason, finish_reason, name);
+        const thinks = from === 'reasoning' || (from === 'none' && type === 'enabled');
+        assert.equal(Boolean(message.reasoning_content), thinks, `${name}: ${JSON.stringify(message)}`);
+        assert.doesNotMatch(`${message.content}${message.reasoning_content}`, /think>|<｜/, name);
+        if (stop) assert.doesNotMatch(`${message.content}${message.reasoning_content}`, /\./, name);
+        if (offered.length === 0) assert.equal(message.tool_calls, undefined, name);
+    }
+    await server.stop();
+});

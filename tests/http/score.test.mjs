@@ -4,7 +4,7 @@
 //   api:    messages and tools to /v1/chat/completions, prompt and suffix to /beta/completions; whole and streamed
 //   text:   the trainer's own prompts. Where the API writes the same ids the answer is the API's, else it
 //           comes from /v1/completions
-//   differ: items that the trainer wrote in another form than DeepSeek-V3.1's
+//   differ: items that the trainer wrote in a form that is no DeepSeek generation's
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { after, before, test } from 'node:test';
@@ -17,28 +17,29 @@ const at = (name) => readFileSync(`${SOURCE_DIR}/tests/golden/mini/${name}`);
 const items = gunzipSync(at('eval_items.jsonl.gz')).toString().trimEnd().split('\n').map((l) => JSON.parse(l));
 const scores = JSON.parse(at('eval_scores.json'));
 
-let server;
+const servers = {}; // by chat encoding
 before(async () => {
-    server = await startServer('--exact'); // a streamed answer is the whole one, whatever was cached
+    // --exact: a streamed answer is the whole one, whatever was cached
+    for (const name of ['deepseek_v3.1', 'deepseek_v3']) servers[name] = await startServer('--exact', '--chat-encoding', name);
 });
 after(async () => {
     try {
-        await server?.stop();
+        for (const server of Object.values(servers)) await server.stop();
     } finally {
         killServers();
     }
 });
 
-async function post(path, body) {
-    const r = await fetch(server.url + path, {
+async function post({ encoding = 'deepseek_v3.1' }, path, body) {
+    const r = await fetch(servers[encoding].url + path, {
         method: 'POST', headers: { 'Content-Type': 'application/json' },
         body: JSON.stringify({ model: 'mini', temperature: 0, max_tokens: 400, return_token_ids: true, ...body }),
     });
     if (!r.ok) throw new Error(`${path}: ${r.status} ${await r.text()}\n${JSON.stringify(body)}`);
     return r;
 }
-async function* chunks(path, body) {
-    const text = await (await post(path, { ...body, stream: true })).text();
+async function* chunks(item, path) {
+    const text = await (await post(item, path, { ...item.request, stream: true })).text();
     const data = text.split('\n\n').filter((e) => e.startsWith('data: ')).map((e) => e.slice(6));
     assert.equal(data.pop(), '[DONE]');
     for (const d of data) yield JSON.parse(d);
@@ -51,17 +52,17 @@ const called = (list) => list.map((c) => ({ name: c.function.name, arguments: c.
 const ways = {
     async text(item) {
         const body = { prompt: item.rendered.prompt, skip_special_tokens: false };
-        const { choices: [c] } = await (await post('/v1/completions', body)).json();
+        const { choices: [c] } = await (await post(item, '/v1/completions', body)).json();
         return answer(c.finish_reason, c.text);
     },
     async chat(item) {
-        const r = await (await post('/v1/chat/completions', item.request)).json();
+        const r = await (await post(item, '/v1/chat/completions', item.request)).json();
         const { message: m, finish_reason: finish } = r.choices[0];
         return { ids: r.prompt_token_ids, got: answer(finish, m.content ?? '', m.reasoning_content, called(m.tool_calls ?? [])) };
     },
     async chatStream(item) {
         const a = answer(null, '');
-        for await (const { choices: [c] } of chunks('/v1/chat/completions', item.request)) {
+        for await (const { choices: [c] } of chunks(item, '/v1/chat/completions')) {
             const d = c.delta;
             a.text += d.content ?? '';
             a.reasoning += d.reasoning_content ?? '';
@@ -75,12 +76,12 @@ const ways = {
         return a;
     },
     async fim(item) {
-        const { choices: [c] } = await (await post('/beta/completions', item.request)).json();
+        const { choices: [c] } = await (await post(item, '/beta/completions', item.request)).json();
         return { ids: c.prompt_token_ids, got: answer(c.finish_reason, c.text) };
     },
     async fimStream(item) {
         const a = answer(null, '');
-        for await (const { choices: [c] } of chunks('/beta/completions', item.request)) {
+        for await (const { choices: [c] } of chunks(item, '/beta/completions')) {
             a.text += c.text;
             a.finish = c.finish_reason ?? a.finish;
         }
@@ -109,7 +110,7 @@ async function score(item, row) {
         row.text += equal(asTrained, asText(item));
         return;
     }
-    const { tokens } = await (await post('/tokenize', { prompt: item.rendered.prompt, add_special_tokens: false })).json();
+    const { tokens } = await (await post(item, '/tokenize', { prompt: item.rendered.prompt, add_special_tokens: false })).json();
     assert.deepEqual(ids, tokens, `ids of the prompt of ${JSON.stringify(item.request)}`);
     row.text += isRight;
 }

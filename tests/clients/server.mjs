@@ -41,6 +41,7 @@ class Server {
         child.stderr.setEncoding('utf8').on('data', (s) => (this.log += s));
         child.stdout.setEncoding('utf8').on('data', (s) => (this.log += s));
         alive.add(this);
+        child.on('error', (e) => (this.log += `${e.message}\n`)); // no such program; 'close' follows
         this.ended = new Promise((resolve) => child.on('close', (code, signal) => {
             alive.delete(this);
             resolve((this.exit = { code, signal }));

@@ -237,3 +237,23 @@ each('errors say what is wrong', async ({ model, off }) => {
     const bad = await refused(400, /top_p/, { topP: 7 });
     assert.equal(JSON.parse(bad.responseBody).error.param, 'top_p');
 });
+
+test('deepseek: what only its provider has', async () => {
+    const deepseek = (base) => ({ model: createDeepSeek({ baseURL: server.url + base, apiKey: 'unused', fetch: greedy })('mini'), maxRetries: 0 });
+    const options = (o) => ({ providerOptions: { deepseek: o } });
+    const off = { thinking: { type: 'disabled' } };
+    const asked = { role: 'user', content: 'What is 12 + 30?' };
+    const continued = await both({ ...deepseek('/beta'), ...options(off), messages: [asked, { role: 'assistant', content: '12 + 30', ...options({ prefix: true }) }] });
+    assert.equal(continued.whole.text, ' = 42');
+    const private_ = await generateText({ ...deepseek(''), ...options({ ...off, userId: 'somebody-1' }), messages: [asked] });
+    assert.equal(private_.text, '12 + 30 = 42');
+    assert.equal(private_.usage.inputTokenDetails.cacheReadTokens, 0, 'pages are shared within a user only');
+    const { whole, parts } = await both({ ...deepseek(''), ...options({ thinking: { type: 'enabled' }, reasoningEffort: 'high', topLogprobs: 2 }), messages: [asked] });
+    const told = [whole.steps[0].providerMetadata.deepseek, parts.find((p) => p.type === 'finish-step').providerMetadata.deepseek];
+    for (const { logprobs } of told) {
+        const spelled = (list) => Buffer.from(list.flatMap((t) => t.bytes)).toString();
+        assert.equal(spelled(logprobs.content), whole.text);
+        assert.equal(spelled(logprobs.reasoning_content), whole.reasoningText);
+        assert.ok(logprobs.content.every((t) => t.top_logprobs.length === 2));
+    }
+});

@@ -91,7 +91,8 @@ static void assert_same_weights(const struct opened *a, const struct opened *b, 
 static void written_files_are_the_same_model(void **state) {
     (void)state;
     static const char *const families[] = {
-        "v3", "v3-yarn-mscale-pair", "llama", "llama-linear4", "llama3-scaling", "qwen2"};
+        "v3",    "v3-yarn-mscale-pair", "v2-lite", "v2-lite-yarn",   "v2-groups",
+        "llama", "llama-mha",           "qwen2",   "llama3-scaling", "llama-linear4"};
     static const int wanted[] = {HD_EXPORT_AUTO, HD_BF16, HD_F32, HD_F16, HD_Q8_0};
     for (size_t f = 0; f < HD_COUNT_OF(families); f++) {
         struct opened a, b;

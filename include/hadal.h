@@ -165,6 +165,8 @@ void hd_request_init(hd_request *r);
 HD_MUST_CHECK hd_status hd_request_submit(hd_engine *e, const hd_request *r, uint64_t *id);
 /* Ends a request in any state; harmless when it has ended already. */
 void hd_request_cancel(hd_engine *e, uint64_t id);
+/* The same for one whose answer is complete by what its receiver knows: it ends with STOP. */
+void hd_request_stop(hd_engine *e, uint64_t id);
 
 /* ---- text ---- */
 
@@ -200,7 +202,7 @@ typedef struct hd_text_stream hd_text_stream;
 HD_MUST_CHECK hd_status hd_text_stream_new(const hd_engine *e, const hd_text_stream_options *o,
                                            hd_text_stream **out);
 void hd_text_stream_free(hd_text_stream *s); /* accepts NULL */
-/* Once `stopped`, the request can be cancelled when it runs on. */
+/* Once `stopped`, a request that runs on can be ended with hd_request_stop. */
 hd_text_out hd_text_stream_feed(hd_text_stream *s, int32_t token);
 hd_text_out hd_text_stream_end(hd_text_stream *s);
 

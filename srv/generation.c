@@ -48,7 +48,7 @@ static bool on_event(void *user, const hd_event *ev) {
         g->failure = HD_E_UNAVAILABLE;
         snprintf(g->failure_text, sizeof g->failure_text, "the client reads too slowly");
     }
-    if (is_last && g->failure == HD_OK && !c->is_cancelled && !ch->is_ended_here &&
+    if (is_last && g->failure == HD_OK && !c->is_cancelled &&
         (ev->finish == HD_FINISH_ERROR || ev->finish == HD_FINISH_CANCELLED)) {
         bool is_error = ev->finish == HD_FINISH_ERROR && ev->status != HD_OK;
         g->failure = is_error ? ev->status : HD_E_UNAVAILABLE;
@@ -367,15 +367,6 @@ static void send_last(hd_call *c) {
     if (hd_conn_stream_send(c->conn, hd_buf_str(b))) hd_conn_stream_end(c->conn);
 }
 
-/* The answer is complete though the engine would go on. Its last event is waited for. */
-static void end_early(hd_generation *g, hd_choice *ch) {
-    pthread_mutex_lock(&g->call->mu);
-    bool is_new = !ch->is_ended_here;
-    ch->is_ended_here = true;
-    pthread_mutex_unlock(&g->call->mu);
-    if (is_new) hd_request_cancel(g->engine, ch->id);
-}
-
 /* Feeds the events to their choices; SSE chunks go to `out`. */
 static void digest(hd_generation *g, hd_buf *out) {
     const hd_top_logprob *top = g->reading.top;
@@ -388,7 +379,7 @@ static void digest(hd_generation *g, hd_buf *out) {
         if (ev->finish != HD_FINISH_NONE)
             g->n_open--;
         else if (ch->is_cut)
-            end_early(g, ch);
+            hd_request_stop(g->engine, ch->id); /* the engine would go on */
         if (g->request.stream) hd_write_chunk(ch, ev->finish != HD_FINISH_NONE, out);
     }
     g->reading.n_event = g->reading.n_top = 0;

@@ -69,7 +69,6 @@ typedef struct hd_choice {
     size_t n_held, held_room;
     hd_gen_call *call; /* [n_call] */
     size_t n_call, first_untold;
-    bool is_ended_here; /* under call->mu: cancelled because it is_cut, which is no failure */
 } hd_choice;
 
 typedef struct hd_generation {

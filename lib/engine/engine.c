@@ -304,3 +304,4 @@ hd_status hd_request_submit(hd_engine *e, const hd_request *r, uint64_t *id) {
 }
 
 void hd_request_cancel(hd_engine *e, uint64_t id) { hd_loop_cancel(e->loop, id); }
+void hd_request_stop(hd_engine *e, uint64_t id) { hd_loop_finish(e->loop, id); }

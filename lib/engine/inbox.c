@@ -33,7 +33,7 @@ hd_inbox *hd_inbox_new(const hd_inbox_limits *l) {
     hd_inbox *x = hd_alloc_zero(1, sizeof *x);
     x->limits = *l;
     /* Besides those waiting for the first time and those running: some were preempted, and some
-     * have ended but wait for the cancel message that names them. */
+     * have ended but wait for the end message that names them. */
     x->n_slot = l->n_waiting_max + 2 * l->n_running_max + 16;
     x->n_room = l->n_running_max;
     x->ring = hd_alloc_zero(2 * (size_t)x->n_slot, sizeof *x->ring);
@@ -132,13 +132,13 @@ hd_status hd_inbox_post_submit(hd_inbox *x, hd_job *j) {
     return s;
 }
 
-void hd_inbox_post_cancel(hd_inbox *x, uint64_t id) {
+void hd_inbox_post_end(hd_inbox *x, uint64_t id, enum hd_finish how) {
     pthread_mutex_lock(&x->lock);
     hd_job *j = x->slot[id % (uint64_t)x->n_slot];
-    if (j && j->id == id && !j->is_cancel_posted) {
-        j->is_cancel_posted = true;
+    if (j && j->id == id && !j->is_end_posted) {
+        j->is_end_posted = true;
         j->n_ref++;
-        push(x, (hd_inbox_message){.is_cancel = true, .job = j});
+        push(x, (hd_inbox_message){.end = how, .job = j});
     }
     pthread_mutex_unlock(&x->lock);
 }
@@ -163,7 +163,7 @@ bool hd_inbox_pop(hd_inbox *x, hd_inbox_message *out) {
         *out = x->ring[x->ring_first];
         x->ring_first = (x->ring_first + 1) % (2 * x->n_slot);
         x->ring_n--;
-        if (!out->is_cancel) atomic_fetch_sub(&x->n_unread, 1);
+        if (out->end == HD_FINISH_NONE) atomic_fetch_sub(&x->n_unread, 1);
     }
     pthread_mutex_unlock(&x->lock);
     return found;

@@ -1,7 +1,7 @@
-/* The way into the loop: one bounded queue of submits and cancels, many writers, one reader.
+/* The way into the loop: one bounded queue of submits and ends, many writers, one reader.
  *
- * Every live request has a slot. A slot has at most one submit and one cancel under way, so a queue
- * of twice the slots never overflows and a cancel can always be posted; what is refused (HD_E_BUSY)
+ * Every live request has a slot. A slot has at most one submit and one end under way, so a queue
+ * of twice the slots never overflows and an end can always be posted; what is refused (HD_E_BUSY)
  * is a submit, when too many requests or prompt tokens wait already. Everything is allocated at
  * the start. Thread: any, except where it says the reader. */
 #ifndef HD_ENGINE_INBOX_H
@@ -27,7 +27,8 @@ void hd_inbox_forsake(hd_inbox *x, uint64_t id, int n_prompt);
 /* The job is the reader's from now on. HD_E_UNAVAILABLE: closed meanwhile; it is still the
  * caller's, and so is the slot. */
 HD_MUST_CHECK hd_status hd_inbox_post_submit(hd_inbox *x, hd_job *j);
-void hd_inbox_post_cancel(hd_inbox *x, uint64_t id);
+/* how: CANCELLED, or STOP. Of several for a job the first counts. */
+void hd_inbox_post_end(hd_inbox *x, uint64_t id, enum hd_finish how);
 
 /* No more submits. text: what later ones are told (static). */
 void hd_inbox_close(hd_inbox *x, const char *text);
@@ -36,7 +37,7 @@ void hd_inbox_wake(hd_inbox *x);
 /* ---- the reader ---- */
 
 typedef struct hd_inbox_message {
-    bool is_cancel;
+    enum hd_finish end; /* how the job is to end; NONE: a submit */
     hd_job *job;
 } hd_inbox_message;
 bool hd_inbox_pop(hd_inbox *x, hd_inbox_message *out); /* false: empty */

@@ -31,8 +31,8 @@ typedef struct hd_job {
     hd_top_logprob *top; /* [HD_TOP_LOGPROB_MAX] or NULL */
     char error[256];
 
-    int n_ref; /* the loop, and a cancel message that names the job */
-    bool is_cancel_posted;
+    int n_ref; /* the loop, and an end message that names the job */
+    bool is_end_posted;
 } hd_job;
 
 typedef struct hd_job_spec {

@@ -109,7 +109,10 @@ hd_status hd_loop_submit(hd_loop *l, const hd_request *r, uint64_t *id) {
     return s;
 }
 
-void hd_loop_cancel(hd_loop *l, uint64_t id) { hd_inbox_post_cancel(l->inbox, id); }
+void hd_loop_cancel(hd_loop *l, uint64_t id) {
+    hd_inbox_post_end(l->inbox, id, HD_FINISH_CANCELLED);
+}
+void hd_loop_finish(hd_loop *l, uint64_t id) { hd_inbox_post_end(l->inbox, id, HD_FINISH_STOP); }
 
 /* ---- one job ---- */
 
@@ -164,8 +167,8 @@ static int drain(hd_loop *l) {
     int n = 0;
     for (hd_inbox_message m; n < 2 * hd_inbox_n_slot(l->inbox) && hd_inbox_pop(l->inbox, &m); n++) {
         hd_job *j = m.job;
-        if (m.is_cancel) {
-            if (!j->is_ended) end_job(l, j, HD_FINISH_CANCELLED, HD_OK);
+        if (m.end != HD_FINISH_NONE) {
+            if (!j->is_ended) end_job(l, j, m.end, HD_OK);
             hd_inbox_unref(l->inbox, j);
             continue;
         }
@@ -325,8 +328,8 @@ void hd_loop_end_all(hd_loop *l, hd_status status) {
                                              : "the engine has stopped after a device failure");
     if (!l->total.is_failed) l->now_ns = clock_now(l);
     for (hd_inbox_message m; hd_inbox_pop(l->inbox, &m);) {
-        if (!m.is_cancel) continue; /* found by its slot below */
-        if (!m.job->is_ended) end_job(l, m.job, HD_FINISH_CANCELLED, HD_OK);
+        if (m.end == HD_FINISH_NONE) continue; /* found by its slot below */
+        if (!m.job->is_ended) end_job(l, m.job, m.end, HD_OK);
         hd_inbox_unref(l->inbox, m.job);
     }
     for (int i = 0; i < hd_inbox_n_slot(l->inbox); i++) {

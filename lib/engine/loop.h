@@ -52,6 +52,7 @@ void hd_loop_free(hd_loop *l);
  * HD_E_UNAVAILABLE: stopped. */
 HD_MUST_CHECK hd_status hd_loop_submit(hd_loop *l, const hd_request *r, uint64_t *id);
 void hd_loop_cancel(hd_loop *l, uint64_t id);
+void hd_loop_finish(hd_loop *l, uint64_t id);
 
 /* One turn; false when there was nothing to do. One thread at a time, the loop's owner. */
 bool hd_loop_turn(hd_loop *l);

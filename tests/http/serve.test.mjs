@@ -317,6 +317,7 @@ test('tools: whole and streamed are the same call; its answer goes back', async 
         assert.equal(calls.map((c) => c.function.arguments).join(''), message.tool_calls[0].function.arguments);
         assert.equal(chunks.at(-1).choices[0].finish_reason, 'tool_calls');
     }
+    assert.equal(await server.metric('vllm:request_success_total', 'finished_reason="abort"'), 0); // ended early, and counted as stopped
     const next = [...ask.messages, message, { role: 'tool', tool_call_id: message.tool_calls[0].id, content: '7 degrees' }];
     const answer = (await chat(server, { tools, messages: next })).choices[0];
     assert.equal(answer.finish_reason, 'stop');

@@ -38,8 +38,8 @@ typedef struct stub_request {
     int n_prompt, n_generated, max_tokens, min_tokens, n_stop, priority;
     hd_sampling sampling;
     uint64_t cache_salt;
-    bool is_open, must_cancel, refused; /* refused: on_event said no */
-    bool is_telling;                    /* an event is being told, by whichever thread */
+    bool is_open, must_cancel, must_stop, refused; /* refused: on_event said no */
+    bool is_telling;                               /* an event is being told, by whichever thread */
 } stub_request;
 
 struct hd_engine {
@@ -48,7 +48,7 @@ struct hd_engine {
     pthread_t thread;
     bool is_closing;
     stub_request r[STUB_MAX];
-    int n, n_open, n_cancelled;
+    int n, n_open, n_cancelled, n_stopped;
     int echo_tokens;   /* > 0: each request is answered at once with that many 'x' */
     int busy_after;    /* submissions that are taken before HD_E_BUSY; -1: all */
     int64_t submit_ns; /* how long a submission takes */
@@ -87,7 +87,11 @@ static void *stub_run(void *arg) {
         for (int i = 0; i < e->n; i++) {
             stub_request *r = &e->r[i];
             if (!r->is_open || r->is_telling) continue;
-            if (r->must_cancel || e->is_closing) {
+            if (r->must_stop) {
+                e->n_stopped++;
+                did = true;
+                stub_event(e, r, (hd_event){.token = -1, .stop_ix = -1, .finish = HD_FINISH_STOP});
+            } else if (r->must_cancel || e->is_closing) {
                 e->n_cancelled++;
                 did = true;
                 stub_event(e, r, (hd_event){.token = -1, .finish = HD_FINISH_CANCELLED});
@@ -251,6 +255,13 @@ hd_status hd_request_submit(hd_engine *e, const hd_request *q, uint64_t *id) {
 void hd_request_cancel(hd_engine *e, uint64_t id) {
     pthread_mutex_lock(&e->mu);
     if (id >= 1 && id <= (uint64_t)e->n && e->r[id - 1].is_open) e->r[id - 1].must_cancel = true;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->mu);
+}
+
+void hd_request_stop(hd_engine *e, uint64_t id) {
+    pthread_mutex_lock(&e->mu);
+    if (id >= 1 && id <= (uint64_t)e->n && e->r[id - 1].is_open) e->r[id - 1].must_stop = true;
     pthread_cond_broadcast(&e->changed);
     pthread_mutex_unlock(&e->mu);
 }

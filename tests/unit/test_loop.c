@@ -308,7 +308,9 @@ static void a_storm_keeps_every_promise(void **state) {
 
 static void cancel_in_every_state(void **state) {
     (void)state;
-    for (int n_turn = 0; n_turn < 14; n_turn++) {
+    for (int round = 0; round < 28; round++) {
+        int n_turn = round / 2;
+        bool finishes = round % 2; /* the receiver has its answer: a stop */
         rig g;
         rig_init(&g, 100, 4);
         g.c.sched.n_seq_max = 2;
@@ -324,14 +326,18 @@ static void cancel_in_every_state(void **state) {
         bool had_ended[3];
         for (int i = 1; i < 3; i++) {
             had_ended[i] = v[i].n_end > 0;
+            if (finishes) hd_loop_finish(g.loop, v[i].id);
             hd_loop_cancel(g.loop, v[i].id);
             hd_loop_cancel(g.loop, v[i].id);
+            if (!finishes) hd_loop_finish(g.loop, v[i].id); /* the first one counts */
             hd_loop_cancel(g.loop, v[i].id + 1000003);
         }
         turn(&g);
         for (int i = 1; i < 3; i++) {
             assert_int_equal(v[i].n_end, 1);
-            if (!had_ended[i]) assert_int_equal(v[i].last.finish, HD_FINISH_CANCELLED);
+            if (had_ended[i]) continue;
+            assert_int_equal(v[i].last.finish, finishes ? HD_FINISH_STOP : HD_FINISH_CANCELLED);
+            assert_int_equal(v[i].last.token, -1);
         }
         hd_loop_cancel(g.loop, v[1].id); /* it has ended */
         hd_loop_cancel(g.loop, 0);

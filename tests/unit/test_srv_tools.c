@@ -367,7 +367,7 @@ static void one_call_at_most(void **state) {
         say_call(w, i, "w", "{}");
         say(w, i, STUB_END_CALL);
         /* The engine would go on; it is told to stop. */
-        assert_int_equal(stub_await(w->engine, &w->engine->n_cancelled, i + 1), i + 1);
+        assert_int_equal(stub_await(w->engine, &w->engine->n_stopped, i + 1), i + 1);
         answer a = finish(w);
         assert_int_equal(a.code, 200);
         EXPECT_ORDER(&a, "\"name\":\"w\"", "\"finish_reason\":\"tool_calls\"",
@@ -382,7 +382,7 @@ static void one_choice_is_ended_early(void **state) {
     begin(w, CHAT, "{\"n\":2,\"parallel_tool_calls\":false," TOOLS "," HI "}", 2);
     say_call(w, 0, "w", "{}");
     say(w, 0, STUB_END_CALL);
-    assert_int_equal(stub_await(w->engine, &w->engine->n_cancelled, 1), 1);
+    assert_int_equal(stub_await(w->engine, &w->engine->n_stopped, 1), 1);
     stub_text(w->engine, 1, "text");
     stub_finish(w->engine, 1, HD_FINISH_LENGTH);
     answer a = finish(w);
@@ -399,7 +399,6 @@ static void late_tokens_are_dropped(void **state) {
     say(w, 0, STUB_CALL);
     say(w, 0, 'w');
     pthread_mutex_lock(&w->engine->mu);
-    w->engine->r[0].must_cancel = false;
     stub_event(w->engine, &w->engine->r[0], (hd_event){.token = STUB_SEP, .stop_ix = -1});
     stub_event(w->engine, &w->engine->r[0], (hd_event){.token = STUB_END_CALL, .stop_ix = -1});
     stub_event(w->engine, &w->engine->r[0], (hd_event){.token = 'z', .stop_ix = -1});
@@ -409,7 +408,7 @@ static void late_tokens_are_dropped(void **state) {
     answer a = finish(w);
     EXPECT_ORDER(&a, "\"content\":null", "\"finish_reason\":\"tool_calls\"",
                  "\"token_ids\":[260,119,261,262]", "\"completion_tokens\":4,");
-    assert_int_equal(stub_count(w->engine, &w->engine->n_cancelled), 0);
+    assert_int_equal(stub_count(w->engine, &w->engine->n_stopped), 0);
     drop_answer(&a);
 }
 
@@ -425,7 +424,7 @@ static void forced_calls(void **state) {
         stub_text(w->engine, i, "{}");
         say(w, i, STUB_END_CALL);
     }
-    assert_int_equal(stub_await(w->engine, &w->engine->n_cancelled, 2), 2);
+    assert_int_equal(stub_await(w->engine, &w->engine->n_stopped, 2), 2);
     answer a = finish(w);
     EXPECT_ORDER(&a, "\"index\":0,\"delta\":{\"role\"", "\"name\":\"x\",\"arguments\":\"\"",
                  "{\"arguments\":\"{\"}", "\"finish_reason\":\"tool_calls\"");

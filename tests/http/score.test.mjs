@@ -11,7 +11,7 @@ import { after, before, test } from 'node:test';
 import { gunzipSync } from 'node:zlib';
 import { killServers, SOURCE_DIR, startServer } from '../clients/server.mjs';
 
-const AT_ONCE = 16;
+const AT_ONCE = 48;
 const ALLOWED = 2; // items of 40
 const at = (name) => readFileSync(`${SOURCE_DIR}/tests/golden/mini/${name}`);
 const items = gunzipSync(at('eval_items.jsonl.gz')).toString().trimEnd().split('\n').map((l) => JSON.parse(l));

@@ -157,6 +157,27 @@ test('reasoning before a call', async () => {
     assert.equal((await ask(next, { tools, ...on })).choices[0].message.content, 'It is 21 degrees and sunny in Paris.');
 });
 
+test('an answer cut at any token is the beginning of the whole one', async () => {
+    for (const [content, mode] of [['What is the weather in Oslo? And: What is the weather in Rome?', off], ['What is the weather in Paris?', on]]) {
+        const spelled = (m) => (m.reasoning_content ?? '') + (m.content ?? '') + m.tool_calls.map((c) => `\n${c.name}(${c.arguments}`).join('');
+        const full = await streamed(user(content), { tools, ...mode });
+        const ends = new Set();
+        await Promise.all(Array.from({ length: 24 }, async (_, i) => {
+            const request = { tools, max_tokens: i + 1, ...mode };
+            const whole = await ask(user(content), request);
+            const { m, finish } = await streamed(user(content), request);
+            const { message, finish_reason } = whole.choices[0];
+            assert.equal(finish, finish_reason);
+            assert.equal(finish, whole.usage.completion_tokens === i + 1 ? 'length' : 'tool_calls');
+            assert.equal(spelled(m), spelled({ ...message, tool_calls: (message.tool_calls ?? []).map((c) => c.function) }));
+            const shown = spelled({ ...m, content: m.content.trimEnd() }); // space is dropped when a call follows
+            assert.ok(spelled(full.m).startsWith(shown), `${i + 1}: ${shown}`);
+            ends.add(spelled(m));
+        }));
+        assert.ok(ends.size > 12, 'most tokens show');
+    }
+});
+
 test('an answer is continued from its beginning', async () => {
     for (const c of [client, beta]) {
         const r = await ask([...user('What is 12 + 30?'), { role: 'assistant', content: '12 + 30', prefix: true }], {}, c);

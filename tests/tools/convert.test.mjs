@@ -166,11 +166,73 @@ test('inspect shows the embedded model', () => {
   assert.equal(j.file_bytes + 200000 > statSync(mini).size, true);
 });
 
+// The nearest E4M3 code of a number up to 448.
+function e4m3(x) {
+  const a = Math.min(Math.abs(x), 448), e = Math.max(Math.floor(Math.log2(a || 1e-9)), -6);
+  const m = Math.round(a / 2 ** (e - 3)); // 8 to 16, below 8 when subnormal
+  const code = m < 8 ? m : Math.min(((e + 7) << 3) + (m - 8), 0x7e);
+  return code | (x < 0 ? 0x80 : 0);
+}
+
+// A BF16 folder with its linear layers in FP8, a scale for each 128 by 128.
+function toFp8(from, folderTo, { drop } = {}) {
+  const file = readFileSync(path.join(from, 'model.safetensors')), n = Number(file.readBigUInt64LE(0));
+  const old = JSON.parse(file.subarray(8, 8 + n)), header = {}, parts = [];
+  let at = 0;
+  const add = (name, dtype, shape, bytes) => {
+    header[name] = { dtype, shape, data_offsets: [at, at += bytes.length] };
+    parts.push(bytes);
+  };
+  for (const [name, t] of Object.entries(old)) {
+    if (name === '__metadata__') continue;
+    const bytes = file.subarray(8 + n + t.data_offsets[0], 8 + n + t.data_offsets[1]);
+    if (!/_proj(_with_mqa)?\.weight$/.test(name)) {
+      add(name, t.dtype, t.shape, bytes);
+      continue;
+    }
+    const [rows, cols] = t.shape, grid = [Math.ceil(rows / 128), Math.ceil(cols / 128)];
+    const value = (i) => new Float32Array(new Uint32Array([bytes.readUInt16LE(2 * i) << 16]).buffer)[0];
+    const largest = new Float32Array(grid[0] * grid[1]);
+    const block = (i) => Math.floor(Math.floor(i / cols) / 128) * grid[1] + Math.floor((i % cols) / 128);
+    for (let i = 0; i < rows * cols; i++) largest[block(i)] = Math.max(largest[block(i)], Math.abs(value(i)));
+    const scale = largest.map((a) => a / 448), code = Buffer.alloc(rows * cols);
+    for (let i = 0; i < code.length; i++) code[i] = e4m3(value(i) / scale[block(i)]);
+    add(name, 'F8_E4M3', t.shape, code);
+    if (name !== drop) add(`${name}_scale_inv`, 'F32', grid, Buffer.from(scale.buffer));
+  }
+  const text = Buffer.from(JSON.stringify(header)), length = Buffer.alloc(8);
+  length.writeBigUInt64LE(BigInt(text.length));
+  mkdirSync(folderTo);
+  writeFileSync(path.join(folderTo, 'model.safetensors'), Buffer.concat([length, text, ...parts]));
+  const config = JSON.parse(readFileSync(path.join(from, 'config.json')));
+  config.quantization_config = { quant_method: 'fp8', fmt: 'e4m3', weight_block_size: [128, 128] };
+  writeFileSync(path.join(folderTo, 'config.json'), JSON.stringify(config));
+}
+
+test('an FP8 folder: its weights, what becomes of them, what is missing', () => {
+  toFp8(v3, to('fp8'));
+  const score = (model) => JSON.parse(done('eval', model, '--backend', 'ref', '--cases',
+    path.join(v3, 'cases.json'), '--json')).cases[0];
+  const fp8 = score(to('fp8'));
+  // of logits of deviation 1.6: three bits of a weight show in a random model; wrong scales give 1.8
+  assert.ok(fp8.logit_mean_error > 0.01 && fp8.logit_mean_error < 0.6, JSON.stringify(fp8));
+  assert.match(done('convert', to('fp8'), to('fp8.gguf')), /attention +\d+ +[\d.]+ k +F8_E4M3 +BF16/);
+  done('convert', to('fp8'), to('fp8-f32.gguf'), '--outtype', 'f32');
+  assert.equal(score(to('fp8-f32.gguf')).logits_hash, fp8.logits_hash); // every bit
+  assert.notEqual(score(to('fp8.gguf')).logits_hash, fp8.logits_hash);
+  assert.ok(look(to('fp8'), '--tensors').tensors.every((t) => t.used));
+  const drop = 'model.layers.2.self_attn.o_proj.weight';
+  toFp8(v3, to('half'), { drop });
+  refuse(1, new RegExp(`model.safetensors: tensor ${drop}: F8_E4M3: expected its scales ${drop}_scale_inv \\[1, 1\\], found none`),
+    'convert', to('half'), to('x.gguf'));
+  assert.ok(!existsSync(to('x.gguf')));
+});
+
 test('a model of another content hash is refused with both', () => {
   const { hash } = look(v3), other = '0123456789abcdef0123456789ABCDEF';
   const cases = path.join(v3, 'cases.json');
   const commands = [['inspect', v3], ['eval', v3, '--cases', cases], ['run', '-m', v3, '--raw', '-p', 'x'],
-    ['serve', '-m', v3, '--port', '0']];
+    ['serve', '-m', v3, '--port', '0', '--log-level', 'warn']];
   for (const command of commands)
     refuse(1, new RegExp(`v3: content hash: expected ${other}, found ${hash}$`, 'm'), ...command,
       '--expect-hash', other);

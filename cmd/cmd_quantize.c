@@ -1,4 +1,5 @@
 /* hadal quantize: a model with smaller weights, by a named mix of formats. */
+#include "cmd/anatomy.h"
 #include "cmd/target.h"
 #include "model/mix.h"
 
@@ -171,6 +172,8 @@ static void tensor_json(const struct job *j, size_t ix, hd_json *b) {
     key_str(b, "name", c->name);
     key_str(b, "from", hd_format_get(c->src[0]->format)->name);
     key_str(b, "to", hd_format_get(to->to)->name);
+    hd_json_key(b, "weights");
+    hd_json_int(b, (int64_t)hd_canon_params(c));
     hd_json_key(b, "bytes");
     hd_json_int(b, (int64_t)hd_target_bytes(&j->t, ix));
     hd_json_key(b, "has_importance");

@@ -2,7 +2,7 @@
 // same bits from a safetensors folder and the GGUF made of it.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
-import { cpSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { after, test } from 'node:test';
@@ -97,6 +97,47 @@ test('mini: perplexity, and divergence from kept logits', () => {
   assert.ok(apart.nll > first.nll && apart.nll < 1.2 * first.nll);
   refuse(1, /another text or setting.*stride 32/, ...text, '--against', logits, '--stride', '32');
   refuse(1, /stride 128: expected 1 <= stride < context/, ...text, '--stride', '128');
+});
+
+test('divergence is what its definition says', () => {
+  // Two runs of one text that differ (another KV type), their kept logits compared here.
+  const n = 60, files = ['a', 'b'].map((f) => path.join(folder, f));
+  const text = ['mini', '--perplexity', at('mini/heldout.txt'), '--limit', String(n), '--context', '128'];
+  evaluate(...text, '--save-logits', files[0]);
+  const found = evaluate(...text, '--kv-cache-dtype', 'bf16', '--against', files[0], '--save-logits', files[1]).perplexity;
+  const [a, b] = files.map((f) => {
+    const bytes = readFileSync(f), width = bytes.readUInt32LE(8);
+    assert.equal(bytes.readUInt32LE(12), n);
+    const head = bytes.length - 4 * width * n;
+    return Array.from({ length: n }, (_, i) => Array.from({ length: width }, (_, k) => bytes.readFloatLE(head + 4 * (i * width + k))));
+  });
+  const ids = JSON.parse(spawnSync(bin, ['tokenize', '--jsonl'], { encoding: 'utf8',
+    input: `${JSON.stringify({ text: readFileSync(at('mini/heldout.txt'), 'utf8').slice(0, 2000) })}\n` }).stdout).ids;
+  const logits = (row) => { const top = Math.max(...row), sum = Math.log(row.reduce((s, x) => s + Math.exp(x - top), 0)); return row.map((x) => x - top - sum); };
+  const best = (row) => row.map((x, i) => [x, i]).sort((x, y) => y[0] - x[0]).slice(0, 5).map((x) => x[1]);
+  const kl = [], dp = [];
+  let top1 = 0, top5 = 0;
+  for (let i = 0; i < n; i++) {
+    const p = logits(a[i]), q = logits(b[i]);
+    kl.push(p.reduce((s, x, k) => s + Math.exp(x) * (x - q[k]), 0));
+    dp.push(Math.exp(q[ids[i]]) - Math.exp(p[ids[i]]));
+    const [x, y] = [best(p), best(q)];
+    top1 += x[0] === y[0];
+    top5 += x.filter((t) => y.includes(t)).length / 5;
+  }
+  const near = (value, expected, what) => assert.ok(Math.abs(value - expected) <= 1e-6 * Math.abs(expected) + 1e-9, `${what}: ${value}, expected ${expected}`);
+  const sum = (v) => v.reduce((s, x) => s + x, 0), sorted = [...kl].sort((x, y) => x - y);
+  near(found.kl_mean, sum(kl) / n, 'mean');
+  near(found.kl_mean_error, Math.sqrt((sum(kl.map((x) => x * x)) / n - (sum(kl) / n) ** 2) / (n - 1)), 'error of the mean');
+  near(found.kl_median, (sorted[29] + sorted[30]) / 2, 'median');
+  near(found.kl_99, sorted[58] + 0.41 * (sorted[59] - sorted[58]), '99 %');
+  near(found.kl_max, sorted[59], 'max');
+  near(found.dp_mean, sum(dp) / n, 'dp mean');
+  near(found.dp_rms, Math.sqrt(sum(dp.map((x) => x * x)) / n), 'dp rms');
+  near(found.top1_agreement, top1 / n, 'top 1');
+  near(found.top5_agreement, top5 / n, 'top 5');
+  near(Math.log(found.perplexity_ratio), sum(a.map((r, i) => logits(r)[ids[i]] - logits(b[i])[ids[i]])) / n, 'ratio');
+  assert.ok(found.kl_max > 0);
 });
 
 test('what cannot be done is said', () => {

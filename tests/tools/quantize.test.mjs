@@ -160,6 +160,18 @@ test('a quantised source is refused unless it is asked for', () => {
   assert.equal(hash('q8-again.gguf'), hash('q8.gguf'));
 });
 
+test('the table of docs/precision.md can be made again', () => {
+  const r = spawnSync(process.execPath, [path.join(source, 'tools/format_table.mjs'), '--bin', bin, '--types', 'Q4_0,Q3_K_S',
+    '--limit', '40', '--ref-limit', '10', '--calibration-limit', '40', '--json', to('table.json')], { encoding: 'utf8' });
+  assert.equal(r.status, 0, r.stderr);
+  const table = JSON.parse(readFileSync(to('table.json')));
+  assert.deepEqual(table.tables.map((t) => t.rows.map((x) => x.type)), [['Q4_0'], ['Q3_K_S']]);
+  assert.match(r.stdout, /\| Q4_0 \| 4\.53 \| 9\.7 MB \| Q4_0 100 % \| /);
+  assert.match(r.stdout, /\| Q3_K_S \| 3\.\d\d \| \d\.\d MB \| Q3_K \d\d %, Q6_K 6 %, Q4_0 \d+ % \| /);
+  for (const { rows } of table.tables)
+    for (const row of rows) assert.ok(row.plain.kl_mean > 0 && row.weighted.kl_mean > 0 && row.ref.kl_mean < 1e-6, JSON.stringify(row.ref));
+});
+
 test('usage', () => {
   refuse(2, /expected --type/, 'quantize', mini, to('x.gguf'));
   refuse(2, /expected MODEL and TARGET, found 1/, 'quantize', '--type', 'Q4_K', mini);

@@ -1,11 +1,13 @@
 /* model: importance matrices. What was summed is read back as means, in both layouts; stacks with
  * one count or one each; what has no data is told apart from zeros; hostile and wrong files are
  * named. */
+#include "support/canon.h"
 #include "support/check.h"
 #include "support/files.h"
 
 #include "file/gguf.h"
 #include "model/imatrix.h"
+#include "model/score.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -214,6 +216,101 @@ static void sums_that_are_not_finite_are_refused(void **state) {
     hd_imatrix_sums_free(s);
 }
 
+/* ---- what devices tell ---- */
+
+enum { N_TOK = 50 };
+
+static void ignore(void *user, int seq, int pos, const float *logits) {
+    (void)user, (void)seq, (void)pos, (void)logits;
+}
+
+/* Importance of a family on a backend, N_TOK tokens in chunks, absorbed. */
+static hd_imatrix *measured_by(const char *family, const char *backend, int chunk) {
+    hd_checkpoint *c;
+    hd_dev dev;
+    hd_model *m;
+    hd_imatrix *found;
+    hd_model_options o = {.n_row_max = 64,
+                          .n_seq_max = 1,
+                          .n_out_max = 1,
+                          .n_pos_max = 64,
+                          .n_page = 8,
+                          .page_tok = 8,
+                          .kv_format = HD_F32};
+    int32_t id[N_TOK];
+    for (int i = 0; i < N_TOK; i++) id[i] = (i * 53 + 7) % 320;
+    assert_ok(hd_checkpoint_open(family, &c));
+    assert_ok(hd_dev_open(backend, NULL, &dev));
+    assert_ok(hd_model_open(c, &dev, &o, NULL, NULL, &m));
+    hd_imatrix_sums *s = hd_imatrix_sums_new();
+    dev.ops->observe(dev.ctx, &(hd_dev_observer){hd_imatrix_observe, s});
+    hd_scorer *scorer = hd_scorer_new(m, &o, 1);
+    hd_score_spec spec = {.token = id, .n_tok = N_TOK, .n_tok_max = N_TOK, .first_out = N_TOK - 1};
+    assert_int_equal(hd_scorer_add(scorer, &spec), 0);
+    while (hd_scorer_step(scorer, chunk, ignore, NULL) > 0) continue;
+    dev.ops->observe(dev.ctx, NULL); /* from here on nobody is told */
+    size_t n = hd_imatrix_sums_count(s);
+    hd_scorer_drop(scorer, 0);
+    assert_int_equal(hd_scorer_add(scorer, &spec), 0);
+    while (hd_scorer_step(scorer, chunk, ignore, NULL) > 0) continue;
+    assert_int_equal(hd_imatrix_sums_count(s), n);
+    const char *path = test_join(dir, "measured.gguf");
+    assert_ok(hd_imatrix_write(s, path, &source));
+    assert_ok(hd_imatrix_open(path, &found));
+    hd_scorer_free(scorer);
+    hd_imatrix_sums_free(s);
+    hd_model_close(m);
+    hd_dev_close(&dev);
+    hd_checkpoint_close(c);
+    return found;
+}
+
+static void assert_close(const hd_importance *a, const hd_importance *b, const hd_canon_tensor *t) {
+    for (int mat = 0; mat < (int)t->ne[2]; mat++) {
+        const float *x = hd_importance_row(a, mat), *y = hd_importance_row(b, mat);
+        assert_int_equal(x != NULL, y != NULL);
+        if (!x) continue;
+        float top = 0;
+        for (int64_t i = 0; i < t->ne[0]; i++) top = fmaxf(top, x[i]);
+        assert_true(top > 0);
+        for (int64_t i = 0; i < t->ne[0]; i++)
+            if (!(fabsf(x[i] - y[i]) <= 1e-4f * top))
+                fail_msg("%s, matrix %d, column %d: %g and %g", t->name, mat, (int)i, (double)x[i],
+                         (double)y[i]);
+    }
+}
+
+/* Every matrix but the embedding table, on both backends, however the tokens come. */
+static void both_backends_tell_every_products_inputs(void **state) {
+    (void)state;
+    static const char *const families[] = {"v3", "v2-lite-yarn", "qwen2"};
+    for (size_t f = 0; f < HD_COUNT_OF(families); f++) {
+        struct opened o;
+        char path[128];
+        snprintf(path, sizeof path, "tests/golden/families/%s", families[f]);
+        hd_imatrix *ref = measured_by(test_path(path), "ref", 0);
+        hd_imatrix *cpu = measured_by(test_path(path), "cpu", 7);
+        open_all(&o, test_path(path));
+        size_t n = 0;
+        for (size_t i = 0; i < hd_canon_count(o.k); i++) {
+            const hd_canon_tensor *t = hd_canon_at(o.k, i);
+            hd_importance a, b;
+            if (t->n_dim == 1 || (strcmp(t->name, "token_embd.weight") == 0 && !o.hp.is_tied))
+                continue;
+            assert_ok(hd_imatrix_find(ref, t, &a));
+            assert_ok(hd_imatrix_find(cpu, t, &b));
+            if (!a.mean || !b.mean) fail_msg("%s of %s was not told", t->name, families[f]);
+            assert_close(&a, &b, t);
+            n++;
+        }
+        assert_int_equal(hd_imatrix_count(ref), n);
+        assert_int_equal(hd_imatrix_count(cpu), n);
+        hd_imatrix_close(ref);
+        hd_imatrix_close(cpu);
+        close_all(&o);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_was_summed_comes_back_as_means),
@@ -221,6 +318,7 @@ int main(void) {
         cmocka_unit_test(the_older_layout_is_read),
         cmocka_unit_test(wrong_files_are_named),
         cmocka_unit_test(sums_that_are_not_finite_are_refused),
+        cmocka_unit_test(both_backends_tell_every_products_inputs),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

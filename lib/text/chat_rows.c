@@ -72,6 +72,7 @@ static const hd_chat_turns coder_turns = {
 
 static const char *const v3_marker[] = {HD_BOS, HD_EOS, HD_USER, HD_ASSISTANT, NULL};
 static const hd_chat_turns v3_turns = {
+    .system_join = "\n\n",
     .user = HD_USER,
     .past = HD_ASSISTANT,
     .past_end = HD_EOS,
@@ -81,9 +82,9 @@ static const hd_chat_turns v3_turns = {
 };
 
 #define R1_TURNS                                                                                   \
-    .user = HD_USER, .past = HD_ASSISTANT, .past_end = HD_EOS, .answers_any = true,                \
-    .drop = HD_DROP_TO_LAST, .answer_thinking = HD_ASSISTANT THINK "\n", .think = THINK "\n",      \
-    .think_end = "\n" THINK_END "\n\n", FENCED_TOOLS
+    .system_join = "\n\n", .user = HD_USER, .past = HD_ASSISTANT, .past_end = HD_EOS,              \
+    .answers_any = true, .drop = HD_DROP_TO_LAST, .answer_thinking = HD_ASSISTANT THINK "\n",      \
+    .think = THINK "\n", .think_end = "\n" THINK_END "\n\n", FENCED_TOOLS
 
 static const char *const r1_marker[] = {HD_BOS, HD_EOS,    HD_USER, HD_ASSISTANT,
                                         THINK,  THINK_END, NULL};

@@ -200,12 +200,12 @@ static void systems_and_reasoning(void **state) {
     hd_buf_init(&b, 1000);
     assert_ok(hd_chat_encode(hd_chat_by_name("deepseek_v3"), all, &p, &ids, &start));
     hd_tokenizer_decode(all, ids.id, ids.n, true, &b);
-    assert_string_equal(b.ptr, BOS "One.Two." U "q" A "a</think>b</think>c" EOS U "r" A);
+    assert_string_equal(b.ptr, BOS "One.\n\nTwo." U "q" A "a</think>b</think>c" EOS U "r" A);
     for (size_t i = 0; i < ids.n; i++)
         assert_int_not_equal(ids.id[i], hd_tokenizer_find(all, hd_str_of("</think>")));
     hd_buf_fini(&b);
     hd_ids_fini(&ids);
-    renders("deepseek_r1", &p, BOS "One.Two." U "q" A "c" EOS U "r" A "<think>\n");
+    renders("deepseek_r1", &p, BOS "One.\n\nTwo." U "q" A "c" EOS U "r" A "<think>\n");
     renders("deepseek_r1_distill", &p, BOS "Two." U "q" A "c" EOS U "r" A "<think>\n");
     const hd_message one[] = {
         {.role = HD_ROLE_SYSTEM, .content = TEXT("One.")},
@@ -218,7 +218,7 @@ static void systems_and_reasoning(void **state) {
     renders("deepseek_v3.1", &p, BOS "One.\n\nTwo." U "q" A "</think>c" EOS U "r" A "</think>");
     p.n_message = 4; /* a system message last */
     p.no_generation_prefix = true;
-    renders("deepseek_r1", &p, BOS "One.Two." U "q" A "c" EOS);
+    renders("deepseek_r1", &p, BOS "One.\n\nTwo." U "q" A "c" EOS);
 }
 
 /* ---- tools ---- */

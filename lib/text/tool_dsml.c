@@ -210,7 +210,7 @@ static void end_tag(hd_tool_parser *p) {
     if (hd_str_eq_c(word, "invoke")) {
         close_call(p);
         p->place = HD_AT_BLOCK;
-        if (!k->is_end_tag) begin_call(p, tag);
+        if (!k->is_end_tag && !p->is_full) begin_call(p, tag);
     }
     if (hd_str_eq_c(word, "parameter") && !k->is_end_tag && p->is_open) begin_value(p, tag);
 }

@@ -168,7 +168,7 @@ void hd_tool_parser_put(hd_tool_parser *p, char byte, bool is_reasoning, bool is
 
 void hd_tool_parser_end(hd_tool_parser *p) {
     size_t n_space = 0;
-    if (p->has_ended) return;
+    if (p->has_ended || p->is_full) return;
     p->has_ended = true;
     if (p->place != HD_AT_TEXT) {
         if (p->format == HD_TOOLS_DSML) hd_tool_dsml_end(p);

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { small_bytes = 256, small_merges = 4, small_markers = 14 };
+enum { small_bytes = 256, small_merges = 4, small_markers = 20 };
 
 static const char *const small_marker[small_markers] = {"<｜begin▁of▁sentence｜>",
                                                         "<｜end▁of▁sentence｜>",
@@ -25,9 +25,15 @@ static const char *const small_marker[small_markers] = {"<｜begin▁of▁senten
                                                         "<｜tool▁calls▁end｜>",
                                                         "<｜tool▁call▁begin｜>",
                                                         "<｜tool▁call▁end｜>",
-                                                        "<｜tool▁sep｜>"};
+                                                        "<｜tool▁sep｜>",
+                                                        "｜DSML｜",
+                                                        "<｜System｜>",
+                                                        "<｜latest_reminder｜>",
+                                                        "<｜query｜>",
+                                                        "<｜tool▁outputs▁begin｜>",
+                                                        "<｜tool▁outputs▁end｜>"};
 
-/* with_think: whether <think> and </think> are tokens. Lives until the program ends. */
+/* with_think: whether <think>, </think> and ｜DSML｜ are tokens. Lives until the program ends. */
 static inline const hd_tokenizer *small_tokenizer(int with_think) {
     static const char *const merged[small_merges] = {"th", "in", "thin", "ab"};
     static const char *const merge[small_merges] = {"t h", "i n", "th in", "a b"};
@@ -52,7 +58,7 @@ static inline const hd_tokenizer *small_tokenizer(int with_think) {
         int at = small_bytes + small_merges + i;
         token[at] = hd_str_of(small_marker[i]);
         type[at] = i < 2 || i == 8 ? 3 : 4;
-        if (!with_think && (i == 4 || i == 5)) type[at] = 5;
+        if (!with_think && (i == 4 || i == 5 || i == 14)) type[at] = 5;
     }
     hd_tokenizer_parts p = {.name = "small",
                             .pre = hd_str_of("deepseek-v3"),

@@ -708,6 +708,11 @@ static void bounds(void **state) {
     add_c(&want.content, "a");
     expect_call(&want, "f", "{}");
     reads("deepseek_v3.1", text, (hd_text_stream_options){.max_call = 1}, &want);
+    reads("deepseek_v4",
+          "a" D "tool_calls>" D "invoke name=\"f\">" E "invoke>" D "invoke name=\"g\">",
+          (hd_text_stream_options){.max_call = 1}, &want);
+    reads("deepseek_v4", "a" D "invoke name=\"f\">" D "invoke name=\"g\">" PARAM("x", "true", "y"),
+          (hd_text_stream_options){.max_call = 1}, &want); /* without a closer */
     expect_call(&want, "g", "{}");
     reads("deepseek_v3.1", text, (hd_text_stream_options){.max_call = 2}, &want);
     /* White space before a block is held back, but not without end. */

@@ -139,10 +139,34 @@ const int32_t *hd_generation_prompt(const hd_generation *g, size_t ix, size_t *n
     return is_ids ? g->request.prompt[ix].id : g->prompt[ix].id;
 }
 
+static hd_status fail_context(const hd_generation *g, const char *why, hd_api_error *e) {
+    const char *param = g->request.kind == HD_API_CHAT ? "messages" : "prompt";
+    hd_api_fail(e, HD_E_CONTEXT, param, "%s", why);
+    e->code = "context_length_exceeded";
+    return HD_E_CONTEXT;
+}
+
+/* Before anything is made for each choice: a body of tools can be large. */
+static hd_status check_context(const hd_generation *g, hd_api_error *e) {
+    int n_max = hd_engine_get_info(g->engine)->max_model_len;
+    for (size_t i = 0; i < g->n_prompt; i++) {
+        size_t n;
+        char why[128];
+        hd_generation_prompt(g, i, &n);
+        snprintf(
+            why, sizeof why,
+            "prompt: %zu tokens, but the context holds %d, prompt and at least one generated token",
+            n, n_max);
+        if (n >= (size_t)n_max) return fail_context(g, why, e);
+    }
+    return HD_OK;
+}
+
 static hd_status make_choices(hd_generation *g, const hd_chat_start *start, hd_api_error *e) {
     const hd_api_request *q = &g->request;
     g->n_choice = (int)g->n_prompt * q->n;
     g->choice = hd_alloc_zero((size_t)g->n_choice, sizeof *g->choice);
+    size_t n_tool = q->tool_choice == HD_TOOL_NONE ? 0 : q->n_tool;
     hd_text_stream_options o = {.in_reasoning = start->in_reasoning,
                                 .strip_space = start->strip_space,
                                 .n_forced = (int)start->n_forced,
@@ -152,9 +176,9 @@ static hd_status make_choices(hd_generation *g, const hd_chat_start *start, hd_a
                                 .stop = q->stop,
                                 .n_stop = q->n_stop,
                                 .min_tokens = q->min_tokens,
-                                .parse_tools = q->n_tool > 0 && q->tool_choice != HD_TOOL_NONE,
+                                .parse_tools = n_tool > 0,
                                 .tool = q->tool,
-                                .n_tool = q->n_tool,
+                                .n_tool = n_tool,
                                 .max_call = q->max_call};
     for (int i = 0; i < g->n_choice; i++) {
         hd_choice *ch = &g->choice[i];
@@ -179,7 +203,6 @@ static hd_status submit_one(hd_generation *g, hd_choice *ch) {
     hd_request_init(&r);
     size_t n;
     r.prompt = hd_generation_prompt(g, (size_t)ch->prompt_ix, &n);
-    if (n > INT32_MAX) return HD_FAIL(CONTEXT, "prompt of %zu tokens", n);
     r.n_prompt = (int)n;
     r.max_tokens = q->max_tokens;
     r.min_tokens = q->min_tokens;
@@ -209,13 +232,9 @@ static hd_status submit_all(hd_generation *g, hd_api_error *e) {
     for (int i = 0; i < g->n_choice; i++) {
         hd_status s = submit_one(g, &g->choice[i]);
         if (s == HD_OK) continue;
+        if (s == HD_E_CONTEXT) return fail_context(g, hd_error_text(), e);
         hd_api_fail_last(e, s, NULL);
-        if (s == HD_E_CONTEXT) {
-            hd_api_fail_last(e, s, g->request.kind == HD_API_CHAT ? "messages" : "prompt");
-            e->code = "context_length_exceeded";
-        } else if (s == HD_E_BUSY) {
-            e->code = "rate_limit_exceeded";
-        }
+        if (s == HD_E_BUSY) e->code = "rate_limit_exceeded";
         return s;
     }
     return HD_OK;
@@ -230,6 +249,7 @@ static hd_status prepare(hd_generation *g, enum hd_api_kind kind, hd_api_error *
     HD_TRY(check_tokens(g, e));
     hd_chat_start answer = {0};
     HD_TRY(render_prompts(g, &answer, e));
+    HD_TRY(check_context(g, e));
     HD_TRY(make_choices(g, &answer, e));
     if (g->request.echo) hd_write_echo(g);
     return submit_all(g, e);

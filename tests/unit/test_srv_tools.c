@@ -529,6 +529,22 @@ static void what_a_model_cannot_do_is_refused(void **state) {
            "no token <hole>\",\"type\":\"not_implemented_error\",\"param\":\"suffix\"");
 }
 
+/* Each choice would hold the tools: what does not fit is refused before. */
+static void tools_that_do_not_fit(void **state) {
+    world *w = *state;
+    char body[4096];
+    int n = snprintf(body, sizeof body, "{\"n\":16,\"tools\":[");
+    for (int i = 0; i < 40; i++)
+        n += snprintf(body + n, sizeof body - (size_t)n,
+                      "%s{\"type\":\"function\",\"function\":{\"name\":\"t%d\"}}", i ? "," : "", i);
+    snprintf(body + n, sizeof body - (size_t)n, "]," HI "}");
+    expect(w, CHAT, body, 400,
+           "\"message\":\"prompt: 114 tokens, but the context holds 64, prompt and at least one "
+           "generated token\",\"type\":"
+           "\"invalid_request_error\",\"param\":\"messages\",\"code\":\"context_length_exceeded\"");
+    assert_int_equal(stub_count(w->engine, &w->engine->n), 0);
+}
+
 /* Where past reasoning is kept, calls without it would mislead the model. */
 static void reasoning_must_come_back(void **state) {
     world *w = *state;
@@ -600,6 +616,7 @@ int main(void) {
         TEST(tokenize_takes_chats_whole),
         TEST(thinking_is_the_models_unless_asked),
         TEST(what_a_model_cannot_do_is_refused),
+        TEST(tools_that_do_not_fit),
         TEST(reasoning_must_come_back),
         TEST(holes_are_filled),
     };

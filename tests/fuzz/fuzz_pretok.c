@@ -19,7 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         }
         HD_ASSERT(at == size);
     }
-    small_round_trip(small_tokenizer(1), text, false);
-    small_round_trip(small_tokenizer(1), text, true);
+    small_round_trip(small_tokenizer(1), text, false, false);
+    small_round_trip(small_tokenizer(1), text, true, false);
     return 0;
 }

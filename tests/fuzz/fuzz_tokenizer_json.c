@@ -10,8 +10,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         HD_ASSERT(!t && hd_error_text()[0]);
         return 0;
     }
-    if (hd_utf8_is_valid(text.ptr, text.len)) small_round_trip(t, text, false);
-    small_same_by_parts(t, text);
+    small_same_by_parts(t, text, !memmem(data, size, "\"normalized\"", 12));
     hd_tokenizer_free(t);
     return 0;
 }

@@ -190,6 +190,22 @@ test('letters that are added tokens', () => {
   }
 });
 
+test('what GGUF cannot say is not converted', () => {
+  const refused = (name, change, pattern) => {
+    const json = byteTokenizer(name);
+    change(json);
+    tokenizers[`odd-${name}`] = { json, config: {} };
+    const made = makeFolder(`odd-${name}`);
+    makeWeights(made, 256);
+    assert.throws(() => execFileSync(hadal, ['convert', made, path.join(made, 'out.gguf')], { stdio: 'pipe' }),
+      (e) => pattern.test(e.stderr.toString()));
+  };
+  refused('llama-bpe', (json) => { json.model.ignore_merges = false; }, /ignore_merges false with the pre-tokenizer llama-bpe: GGUF cannot say it/);
+  refused('deepseek-coder', (json) => { json.model.ignore_merges = true; }, /ignore_merges true with the pre-tokenizer deepseek-coder/);
+  refused('qwen2', (json) => { json.normalizer = null; }, /normalizer none with the pre-tokenizer qwen2/);
+  refused('deepseek-v3', (json) => { json.normalizer = { type: 'NFC' }; }, /normalizer NFC with the pre-tokenizer deepseek-v3/);
+});
+
 // ---- every character ----
 
 // Each code point after and before a letter, a space, a digit and punctuation. All of them when

@@ -22,10 +22,10 @@ hd_status hd_job_new(const hd_job_spec *spec, hd_job **out) {
     j->n_prompt = r->n_prompt;
     j->n_new_max = spec->n_new_max;
     j->n_new_min = r->min_tokens;
-    j->end_token = hd_alloc_zero(
-        (size_t)(r->n_stop_token + spec->n_end_token + spec->n_chat_end_token), sizeof(int32_t));
-    add_end_tokens(j, r->stop_token, r->n_stop_token);
     int n_end = spec->n_end_token + (r->is_chat ? spec->n_chat_end_token : 0);
+    int n_end_max = r->n_stop_token + n_end;
+    j->end_token = hd_alloc_zero((size_t)n_end_max, sizeof(int32_t));
+    add_end_tokens(j, r->stop_token, r->n_stop_token);
     if (!r->ignore_eos) add_end_tokens(j, spec->end_token, n_end);
     hd_seq_spec seq = {.prompt = r->prompt,
                        .n_prompt = r->n_prompt,

@@ -41,7 +41,7 @@ hd_loop *hd_loop_new(const hd_loop_config *c) {
     l->sched = hd_sched_new(&l->c.sched);
     l->desk = hd_sampler_desk_new(c->n_vocab, c->no_token, c->n_no_token);
     l->c.no_token = NULL;
-    size_t n_end = (size_t)(c->n_end_token + c->n_chat_end_token);
+    size_t n_end = (size_t)c->n_end_token + (size_t)c->n_chat_end_token;
     int32_t *end_token = hd_alloc_zero(n_end, sizeof *end_token);
     if (n_end > 0) memcpy(end_token, c->end_token, n_end * sizeof *end_token);
     l->c.end_token = end_token;

@@ -8,6 +8,7 @@
 enum { depth_max = 512 };
 
 static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
+static bool is_one_of(char c, const char *all) { return c && strchr(all, c); }
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 static size_t skip_space(hd_str s, size_t at) {
@@ -29,10 +30,10 @@ static size_t skip_string(hd_str s, size_t at) {
         if (c == '"') return at + 1;
         if (c < 0x20) return 0;
         if (c != '\\') continue;
-        if (++at == s.len || !memchr("\"\\/bfnrtu", s.ptr[at], 9)) return 0;
+        if (++at == s.len || !is_one_of(s.ptr[at], "\"\\/bfnrtu")) return 0;
         if (s.ptr[at] != 'u') continue;
         for (int k = 0; k < 4; k++)
-            if (++at == s.len || !memchr("0123456789abcdefABCDEF", s.ptr[at], 22)) return 0;
+            if (++at == s.len || !is_one_of(s.ptr[at], "0123456789abcdefABCDEF")) return 0;
     }
     return 0;
 }

@@ -5,12 +5,12 @@
 
 #include "base/buf.h"
 
-/* The length of the JSON value that text begins with (after white space, which counts); 0: none. */
-size_t hd_json_text_value(hd_str text);
-/* Whether text is one JSON value, white space around it allowed. */
-bool hd_json_text_is_value(hd_str text);
+/* The length of the JSON value that s begins with (after white space, which counts); 0: none. */
+size_t hd_json_text_value(hd_str s);
+/* Whether s is one JSON value, white space around it allowed. */
+bool hd_json_text_is_value(hd_str s);
 /* Without white space at both ends. */
-hd_str hd_json_text_trim(hd_str text);
+hd_str hd_json_text_trim(hd_str s);
 
 /* Appends one byte of a string's text as it stands between quotes. */
 void hd_json_text_escape(hd_buf *b, char byte);

@@ -34,7 +34,8 @@ void hd_tool_dsml_fini(hd_tool_parser *p) {
 
 static const json_t *properties_of(const hd_tool_parser *p, hd_str name) {
     for (size_t i = 0; i < p->n_tool; i++)
-        if (hd_str_eq_c(name, p->tool_name[i])) return json_object_get(p->schema[i], "properties");
+        if (hd_str_eq_c(name, p->tool[i].name))
+            return json_object_get(p->tool[i].parameters, "properties");
     return NULL;
 }
 

@@ -208,13 +208,12 @@ void hd_tool_parser_take(hd_tool_parser *p, hd_text_out *out) {
 
 static void copy_tools(hd_tool_parser *p, const hd_text_stream_options *o) {
     p->n_tool = o->n_tool;
-    p->schema = hd_alloc_zero(o->n_tool, sizeof *p->schema);
-    p->tool_name = hd_alloc_zero(o->n_tool, sizeof *p->tool_name);
+    p->tool = hd_alloc_zero(o->n_tool, sizeof *p->tool);
     for (size_t i = 0; i < o->n_tool; i++) {
-        const hd_str s = o->tool[i].parameters;
-        p->tool_name[i] =
-            hd_strndup(o->tool[i].name.len ? o->tool[i].name.ptr : "", o->tool[i].name.len);
-        p->schema[i] = json_loadb(s.len ? s.ptr : "", s.len, JSON_ALLOW_NUL, NULL);
+        const hd_str name = o->tool[i].name, text = o->tool[i].parameters;
+        p->tool[i].name = hd_strndup(name.len ? name.ptr : "", name.len);
+        p->tool[i].parameters =
+            json_loadb(text.len ? text.ptr : "", text.len, JSON_ALLOW_NUL, NULL);
     }
 }
 
@@ -250,11 +249,10 @@ void hd_tool_parser_free(hd_tool_parser *p) {
     if (!p) return;
     hd_tool_dsml_fini(p);
     for (size_t i = 0; i < p->n_tool; i++) {
-        json_decref(p->schema[i]);
-        hd_free(p->tool_name[i]);
+        json_decref(p->tool[i].parameters);
+        hd_free(p->tool[i].name);
     }
-    hd_free(p->schema);
-    hd_free(p->tool_name);
+    hd_free(p->tool);
     hd_buf_fini(&p->reasoning);
     hd_buf_fini(&p->content);
     hd_buf_fini(&p->names);

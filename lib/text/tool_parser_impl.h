@@ -72,6 +72,11 @@ typedef struct hd_tool_dsml {
     hd_buf key;
 } hd_tool_dsml;
 
+typedef struct hd_tool_schema {
+    char *name;
+    json_t *parameters; /* NULL where they are no JSON */
+} hd_tool_schema;
+
 struct hd_tool_parser {
     enum hd_tool_format format;
     hd_tool_marker marker[HD_TOOL_MARKER_MAX];
@@ -87,8 +92,7 @@ struct hd_tool_parser {
     bool is_open, has_args; /* a call's name is out; something of its arguments */
     hd_tool_tokens tokens;
     hd_tool_dsml dsml;
-    json_t **schema; /* [n_tool] the tools' parameters, parsed; NULL where they are no JSON */
-    char **tool_name;
+    hd_tool_schema *tool; /* [n_tool] */
     size_t n_tool;
 
     hd_buf reasoning, content, names, args; /* since the last take */

@@ -55,9 +55,9 @@ float hd_fit_affine(const float *x, const float *weight, int n, int hi, uint8_t 
 float hd_symmetric_error(const float *x, const float *weight, int n, int lo, int hi, float d);
 float hd_affine_error(const float *x, const float *weight, int n, int hi, float d, float m);
 
-/* The code book of IQ4_NL and IQ4_XS: value of a code 0..15, the code nearest to x, the scale for
+/* The code book of IQ4_NL and IQ4_XS: values by code, the code nearest to x, the scale for
  * which nearest codes fit x[0..n) with the least weighted error, and the error under a scale. */
-int hd_iq4_value(int code);
+extern const int8_t hd_iq4_codes[16];
 int hd_iq4_nearest(float x);
 float hd_iq4_fit(const float *x, const float *weight, int n);
 float hd_iq4_error(const float *x, const float *weight, int n, float d);

@@ -41,7 +41,14 @@ static const float e4m3[128] = {
     NAN,
 };
 
-float hd_e4m3_to_f32(uint8_t b) { return b & 0x80 ? -e4m3[b & 0x7F] : e4m3[b]; }
+float hd_e4m3_to_f32(uint8_t b) {
+    float f = e4m3[b & 0x7F]; /* its sign by bits: a branch would be guessed wrong half the time */
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    bits |= (uint32_t)(b & 0x80) << 24;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
 
 /* Nearest, ties to the even code; beyond 448 the largest. NaN stays NaN. */
 static uint8_t e4m3_of(float x) {

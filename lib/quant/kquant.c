@@ -248,15 +248,27 @@ void hd_encode_Q5_K(const float *src, const float *weight, void *dst, size_t n) 
 /* Q6_K: ql[128], qh[64], int8 scales[16], f16 d; x = d * scale * (q - 32). In each half of 128, run
  * r of 32 elements has its low bits in nibble r / 2 of ql[32 (r % 2) ..] and its high two bits at
  * bit 2 r of qh. */
+/* One run: shifts that are constants after inlining make vectors of it. */
+static inline void q6_run(const unsigned char *p, float d, int h, int r, float *dst) {
+    const unsigned char *low = p + 64 * h + 32 * (r % 2), *high = p + 128 + 32 * h;
+    for (int k = 0; k < 2; k++) {
+        float scale = d * (float)(int8_t)p[192 + 8 * h + 2 * r + k];
+        for (int l = 16 * k; l < 16 * k + 16; l++) {
+            int q = (low[l] >> (4 * (r / 2)) & 15) | (high[l] >> (2 * r) & 3) << 4;
+            dst[l] = scale * (float)(q - 32);
+        }
+    }
+}
+
 void hd_decode_Q6_K(const void *src, float *dst, size_t n) {
     const unsigned char *p = src;
     for (size_t b = 0; b < n / n_elem; b++, p += 210, dst += n_elem) {
         float d = load_f16(p + 208);
-        for (int i = 0; i < n_elem; i++) {
-            int h = i / 128, r = i % 128 / 32, l = i % 32;
-            int low = p[64 * h + 32 * (r % 2) + l] >> (4 * (r / 2)) & 15;
-            int high = p[128 + 32 * h + l] >> (2 * r) & 3;
-            dst[i] = d * (float)(int8_t)p[192 + i / 16] * (float)((low | high << 4) - 32);
+        for (int h = 0; h < 2; h++) {
+            q6_run(p, d, h, 0, dst + 128 * h);
+            q6_run(p, d, h, 1, dst + 128 * h + 32);
+            q6_run(p, d, h, 2, dst + 128 * h + 64);
+            q6_run(p, d, h, 3, dst + 128 * h + 96);
         }
     }
 }
@@ -279,13 +291,24 @@ void hd_encode_Q6_K(const float *src, const float *weight, void *dst, size_t n) 
 
 /* Q2_K: scales[16] (low nibble scale, high nibble minimum), qs[64], f16 d, f16 dmin. In each half
  * of 128, run r of 32 elements is at bits 2 r of qs[32 h ..]. */
+static inline void q2_run(const unsigned char *p, float d, float dmin, int s, float *dst) {
+    const unsigned char *qs = p + 16 + 32 * (s / 8);
+    for (int k = 0; k < 2; k++) {
+        float scale = d * (float)(p[s + k] & 15), min = dmin * (float)(p[s + k] >> 4);
+        for (int l = 16 * k; l < 16 * k + 16; l++)
+            dst[l] = scale * (float)(qs[l] >> (s % 8) & 3) - min;
+    }
+}
+
 void hd_decode_Q2_K(const void *src, float *dst, size_t n) {
     const unsigned char *p = src;
-    for (size_t b = 0; b < n / n_elem; b++, p += 84, dst += n_elem) {
+    for (size_t b = 0; b < n / n_elem; b++, p += 84) {
         float d = load_f16(p + 80), dmin = load_f16(p + 82);
-        for (int i = 0; i < n_elem; i++) {
-            int s = p[i / 16], q = p[16 + 32 * (i / 128) + i % 32] >> (2 * (i % 128 / 32)) & 3;
-            dst[i] = d * (float)(s & 15) * (float)q - dmin * (float)(s >> 4);
+        for (int s = 0; s < 16; s += 8, dst += 128) {
+            q2_run(p, d, dmin, s, dst);
+            q2_run(p, d, dmin, s + 2, dst + 32);
+            q2_run(p, d, dmin, s + 4, dst + 64);
+            q2_run(p, d, dmin, s + 6, dst + 96);
         }
     }
 }
@@ -311,15 +334,29 @@ static int q3_scale(const unsigned char *s, int i) {
     return (low | (s[8 + i % 4] >> (2 * (i / 4)) & 3) << 4) - 32;
 }
 
+static inline void q3_run(const unsigned char *p, float d, int s, float *dst) {
+    const unsigned char *low = p + 32 + 32 * (s / 8);
+    for (int k = 0; k < 2; k++) {
+        float scale = d * (float)q3_scale(p + 96, s + k);
+        for (int l = 16 * k; l < 16 * k + 16; l++) {
+            int q = (low[l] >> (s % 8) & 3) | (p[l] >> (s / 2) & 1) << 2;
+            dst[l] = scale * (float)(q - 4);
+        }
+    }
+}
+
 void hd_decode_Q3_K(const void *src, float *dst, size_t n) {
     const unsigned char *p = src;
     for (size_t b = 0; b < n / n_elem; b++, p += 110, dst += n_elem) {
         float d = load_f16(p + 108);
-        for (int i = 0; i < n_elem; i++) {
-            int q = p[32 + 32 * (i / 128) + i % 32] >> (2 * (i % 128 / 32)) & 3;
-            q |= (p[i % 32] >> (i / 32) & 1) << 2;
-            dst[i] = d * (float)q3_scale(p + 96, i / 16) * (float)(q - 4);
-        }
+        q3_run(p, d, 0, dst);
+        q3_run(p, d, 2, dst + 32);
+        q3_run(p, d, 4, dst + 64);
+        q3_run(p, d, 6, dst + 96);
+        q3_run(p, d, 8, dst + 128);
+        q3_run(p, d, 10, dst + 160);
+        q3_run(p, d, 12, dst + 192);
+        q3_run(p, d, 14, dst + 224);
     }
 }
 
@@ -349,14 +386,17 @@ void hd_encode_Q3_K(const float *src, const float *weight, void *dst, size_t n) 
  * low and j + 16 in the high half of qs[16 s + j]. */
 void hd_decode_IQ4_XS(const void *src, float *dst, size_t n) {
     const unsigned char *p = src;
-    for (size_t b = 0; b < n / n_elem; b++, p += 136, dst += n_elem) {
+    for (size_t b = 0; b < n / n_elem; b++, p += 136) {
         float d = load_f16(p);
         int high = p[2] | p[3] << 8;
-        for (int i = 0; i < n_elem; i++) {
-            int s = i / 32, j = i % 32;
+        for (int s = 0; s < 8; s++, dst += 32) {
             int scale = (p[4 + s / 2] >> (4 * (s % 2)) & 15) | (high >> (2 * s) & 3) << 4;
-            int q = p[8 + 16 * s + j % 16] >> (j < 16 ? 0 : 4) & 15;
-            dst[i] = d * (float)(scale - 32) * (float)hd_iq4_value(q);
+            const unsigned char *qs = p + 8 + 16 * s;
+            float unit = d * (float)(scale - 32);
+            for (int j = 0; j < 16; j++) {
+                dst[j] = unit * (float)hd_iq4_codes[qs[j] & 15];
+                dst[j + 16] = unit * (float)hd_iq4_codes[qs[j] >> 4];
+            }
         }
     }
 }
@@ -399,7 +439,7 @@ static void fit_iq4_super(struct iq4_super *a, const float *x, const float *weig
         a->scale[s] = a->unit != 0 ? clamp_round(d[s] / a->unit, -32, 31) : 0;
     float error = choose_iq4(a, x, weight);
     for (int i = 0; i < n_elem; i++) {
-        float w = weight ? weight[i] : 1, p = (float)(a->scale[i / 32] * hd_iq4_value(a->q[i]));
+        float w = weight ? weight[i] : 1, p = (float)(a->scale[i / 32] * hd_iq4_codes[a->q[i]]);
         xp += w * x[i] * p;
         pp += w * p * p;
     }

@@ -7,14 +7,10 @@
 
 enum { n_elem = 32, half = 16 };
 
-static const int8_t iq4_codes[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                     1,    13,   25,  38,  53,  69,  89,  113};
+const int8_t hd_iq4_codes[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                 1,    13,   25,  38,  53,  69,  89,  113};
 static const float fp4_codes[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
                                     -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
-
-static int code_at(const unsigned char *qs, int j) {
-    return j < half ? qs[j] & 15 : qs[j - half] >> 4;
-}
 
 static void put_code(unsigned char *qs, int j, int code) {
     if (j < half)
@@ -23,14 +19,21 @@ static void put_code(unsigned char *qs, int j, int code) {
         qs[j - half] = (unsigned char)((qs[j - half] & 15) | code << 4);
 }
 
-static int high_bit(const unsigned char *qh, int j) { return qh[j / 8] >> (j % 8) & 1; }
+static uint32_t fifth_bits(const unsigned char *qh) {
+    uint32_t bits;
+    memcpy(&bits, qh, sizeof bits);
+    return bits;
+}
 
 /* Q4_0: f16 d, qs[16]; x = d * (q - 8). */
 void hd_decode_Q4_0(const void *src, float *dst, size_t n) {
     const unsigned char *p = src;
     for (size_t b = 0; b < n / n_elem; b++, p += 18, dst += n_elem) {
         float d = load_f16(p);
-        for (int j = 0; j < n_elem; j++) dst[j] = d * (float)(code_at(p + 2, j) - 8);
+        for (int j = 0; j < half; j++) {
+            dst[j] = d * (float)((p[2 + j] & 15) - 8);
+            dst[j + half] = d * (float)((p[2 + j] >> 4) - 8);
+        }
     }
 }
 
@@ -55,7 +58,10 @@ void hd_decode_Q4_1(const void *src, float *dst, size_t n) {
     const unsigned char *p = src;
     for (size_t b = 0; b < n / n_elem; b++, p += 20, dst += n_elem) {
         float d = load_f16(p), m = load_f16(p + 2);
-        for (int j = 0; j < n_elem; j++) dst[j] = d * (float)code_at(p + 4, j) + m;
+        for (int j = 0; j < half; j++) {
+            dst[j] = d * (float)(p[4 + j] & 15) + m;
+            dst[j + half] = d * (float)(p[4 + j] >> 4) + m;
+        }
     }
 }
 
@@ -85,8 +91,11 @@ void hd_decode_Q5_0(const void *src, float *dst, size_t n) {
     const unsigned char *p = src;
     for (size_t b = 0; b < n / n_elem; b++, p += 22, dst += n_elem) {
         float d = load_f16(p);
-        for (int j = 0; j < n_elem; j++)
-            dst[j] = d * (float)((code_at(p + 6, j) | high_bit(p + 2, j) << 4) - 16);
+        uint32_t high = fifth_bits(p + 2);
+        for (int j = 0; j < half; j++) {
+            dst[j] = d * (float)(((p[6 + j] & 15) | (int)(high >> j & 1) << 4) - 16);
+            dst[j + half] = d * (float)((p[6 + j] >> 4 | (int)(high >> (j + half) & 1) << 4) - 16);
+        }
     }
 }
 
@@ -110,8 +119,11 @@ void hd_decode_Q5_1(const void *src, float *dst, size_t n) {
     const unsigned char *p = src;
     for (size_t b = 0; b < n / n_elem; b++, p += 24, dst += n_elem) {
         float d = load_f16(p), m = load_f16(p + 2);
-        for (int j = 0; j < n_elem; j++)
-            dst[j] = d * (float)(code_at(p + 8, j) | high_bit(p + 4, j) << 4) + m;
+        uint32_t high = fifth_bits(p + 4);
+        for (int j = 0; j < half; j++) {
+            dst[j] = d * (float)((p[8 + j] & 15) | (int)(high >> j & 1) << 4) + m;
+            dst[j + half] = d * (float)(p[8 + j] >> 4 | (int)(high >> (j + half) & 1) << 4) + m;
+        }
     }
 }
 
@@ -130,11 +142,12 @@ void hd_decode_IQ4_NL(const void *src, float *dst, size_t n) {
     const unsigned char *p = src;
     for (size_t b = 0; b < n / n_elem; b++, p += 18, dst += n_elem) {
         float d = load_f16(p);
-        for (int j = 0; j < n_elem; j++) dst[j] = d * (float)iq4_codes[code_at(p + 2, j)];
+        for (int j = 0; j < half; j++) {
+            dst[j] = d * (float)hd_iq4_codes[p[2 + j] & 15];
+            dst[j + half] = d * (float)hd_iq4_codes[p[2 + j] >> 4];
+        }
     }
 }
-
-int hd_iq4_value(int code) { return iq4_codes[code]; }
 
 /* Codes ascend, so the nearest is how many of the 15 midpoints lie below x. */
 int hd_iq4_nearest(float x) {
@@ -152,7 +165,7 @@ struct iq4_fit {
 static struct iq4_fit try_iq4(const float *x, const float *weight, int n, float inverse) {
     float sum_xq = 0, sum_qq = 0;
     for (int j = 0; j < n; j++) {
-        float code = (float)iq4_codes[hd_iq4_nearest(x[j] * inverse)];
+        float code = (float)hd_iq4_codes[hd_iq4_nearest(x[j] * inverse)];
         float wq = weight ? weight[j] * code : code;
         sum_xq += wq * x[j];
         sum_qq += wq * code;
@@ -172,7 +185,7 @@ float hd_iq4_fit(const float *x, const float *weight, int n) {
     struct iq4_fit best = {extreme / -127, -1};
     for (int t = -n_try; t <= n_try; t++)
         for (int end = 0; end < 2; end++) {
-            float inverse = ((float)iq4_codes[end ? 15 : 0] + 3 * (float)t) / extreme;
+            float inverse = ((float)hd_iq4_codes[end ? 15 : 0] + 3 * (float)t) / extreme;
             struct iq4_fit f = try_iq4(x, weight, n, inverse);
             if (f.gain > best.gain) best = f;
         }
@@ -187,7 +200,7 @@ float hd_iq4_fit(const float *x, const float *weight, int n) {
 float hd_iq4_error(const float *x, const float *weight, int n, float d) {
     float error = 0, inverse = d != 0 ? 1 / d : 0;
     for (int j = 0; j < n; j++) {
-        float r = d * (float)iq4_codes[hd_iq4_nearest(x[j] * inverse)] - x[j];
+        float r = d * (float)hd_iq4_codes[hd_iq4_nearest(x[j] * inverse)] - x[j];
         error += (weight ? weight[j] : 1) * r * r;
     }
     return error;
@@ -209,7 +222,10 @@ void hd_decode_MXFP4(const void *src, float *dst, size_t n) {
     const unsigned char *p = src;
     for (size_t b = 0; b < n / n_elem; b++, p += 17, dst += n_elem) {
         float s = e8m0(p[0]);
-        for (int j = 0; j < n_elem; j++) dst[j] = s * fp4_codes[code_at(p + 1, j)];
+        for (int j = 0; j < half; j++) {
+            dst[j] = s * fp4_codes[p[1 + j] & 15];
+            dst[j + half] = s * fp4_codes[p[1 + j] >> 4];
+        }
     }
 }
 

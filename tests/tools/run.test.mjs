@@ -2,7 +2,8 @@
 // what it says when asked for something that cannot be.
 import assert from 'node:assert/strict';
 import { spawn, spawnSync } from 'node:child_process';
-import { closeSync, openSync, readFileSync } from 'node:fs';
+import { closeSync, copyFileSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { test } from 'node:test';
 
@@ -107,6 +108,19 @@ test('every chat encoding can be asked for', () => {
   const r = done(['--temp', '0', '-n', '20', '--chat-encoding', 'deepseek_r1'], '/think off\nHello!');
   assert.match(r.stderr, /this model always thinks\nthinking is on/);
   assert.match(r.stdout, /^<think>/);
+});
+
+test('a model whose chat template is of another maker cannot chat, until an encoding is named', () => {
+  const folder = mkdtempSync(path.join(tmpdir(), 'hadal-run-'));
+  const question = ['--tokenizer', folder, '-p', 'What is 12 + 30?', '--temp', '0'];
+  copyFileSync(path.join(source, 'tests/golden/tokenizer/mini_tokenizer.json'), path.join(folder, 'tokenizer.json'));
+  writeFileSync(path.join(folder, 'chat_template.jinja'), "{{ '<|im_start|>' + message['role'] }}");
+  const r = run(question);
+  assert.equal(r.status, 1);
+  assert.equal(r.stderr, "hadal run: model mini has no chat encoding: its chat template is none of DeepSeek's; --chat-encoding names one\n");
+  assert.equal(done([...question, '--chat-encoding', 'deepseek_v3.1']).stdout, '12 + 30 = 42\n');
+  assert.equal(done([...question.slice(0, 2), '--raw', '-p', 'Once', '-n', '1']).status, 0);
+  rmSync(folder, { recursive: true });
 });
 
 test('the end of input ends the chat; a conversation that is too long says so and goes on', () => {

@@ -7,7 +7,9 @@
  *                                        the same file with llama.cpp's numbers, for --cases
  *   llama_score MODEL text FILE CONTEXT STRIDE [LIMIT [LOGITS]]
  *                                        a text in the windows of `hadal eval --perplexity`; LOGITS
- *                                        is what --save-logits wrote for the same text */
+ *                                        is what --save-logits wrote for the same text
+ *   llama_score MODEL ids                lines {"text": ...} from stdin to lines {"ids": [...]}, as
+ *                                        `hadal tokenize --jsonl` writes them */
 #include "base/mem.h"
 #include "file/mapping.h"
 
@@ -247,6 +249,28 @@ static int score_text(struct peer *p, const char *model, int n_arg, char **arg) 
     return 0;
 }
 
+/* ---- token ids ---- */
+
+static int print_ids(struct peer *p, const char *model) {
+    char *line = NULL;
+    size_t room = 0;
+    if (open_peer(p, model, 256)) return 1;
+    while (getline(&line, &room, stdin) > 0) {
+        json_t *j = json_loads(line, JSON_ALLOW_NUL, NULL), *text = json_object_get(j, "text");
+        int32_t n_max = (int32_t)json_string_length(text) + 1;
+        llama_token *id = hd_alloc((size_t)n_max * sizeof *id);
+        int n =
+            llama_tokenize(p->vocab, json_string_value(text), n_max - 1, id, n_max, false, true);
+        printf("{\"ids\": [");
+        for (int i = 0; i < n; i++) printf(i ? ", %d" : "%d", id[i]);
+        printf("]}\n");
+        hd_free(id);
+        json_decref(j);
+    }
+    free(line); /* getline's */
+    return 0;
+}
+
 int main(int n_arg, char **arg) {
     struct peer p = {0};
     int rc = 2;
@@ -255,9 +279,12 @@ int main(int n_arg, char **arg) {
         rc = score_cases(&p, arg[1], n_arg - 3, arg + 3);
     else if (n_arg > 3 && strcmp(arg[2], "text") == 0)
         rc = score_text(&p, arg[1], n_arg - 3, arg + 3);
+    else if (n_arg == 3 && strcmp(arg[2], "ids") == 0)
+        rc = print_ids(&p, arg[1]);
     if (rc == 2)
         fprintf(stderr, "usage: llama_score MODEL cases FILE [OUT]\n"
-                        "       llama_score MODEL text FILE CONTEXT STRIDE [LIMIT [LOGITS]]\n");
+                        "       llama_score MODEL text FILE CONTEXT STRIDE [LIMIT [LOGITS]]\n"
+                        "       llama_score MODEL ids\n");
     if (p.ctx) llama_batch_free(p.batch);
     llama_free(p.ctx);
     llama_model_free(p.model);

@@ -233,7 +233,7 @@ static int fp4_nearest(float x) {
     int best = 0;
     for (int c = 1; c < 8; c++)
         if (fabsf(fabsf(x) - fp4_codes[c]) < fabsf(fabsf(x) - fp4_codes[best])) best = c;
-    return x < 0 ? best | 8 : best;
+    return x < 0 && best > 0 ? best | 8 : best; /* no negative zero: readers differ on it */
 }
 
 static float fp4_error(const float *x, const float *weight, float s) {

@@ -279,12 +279,24 @@ static void extremes_are_encoded(void **state) {
         }
 }
 
+/* A negative number that rounds to nothing is zero: llama.cpp decodes code 8 as 0, hadal as -0. */
+static void mxfp4_has_no_negative_zero(void **state) {
+    (void)state;
+    float x[32] = {6, -6, -0.01f, 0.01f, -0.0f}, y[32];
+    u8 block[17];
+    hd_format_get(HD_MXFP4)->encode(x, block, 32);
+    hd_format_get(HD_MXFP4)->decode(block, y, 32);
+    assert_true(y[0] == 6 && y[1] == -6);
+    for (int k = 2; k < 32; k++) assert_true(y[k] == 0 && !signbit(y[k]));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decoders_follow_the_layout),
         cmocka_unit_test(encoders_stay_within_their_error),
         cmocka_unit_test(what_was_encoded_stays),
         cmocka_unit_test(extremes_are_encoded),
+        cmocka_unit_test(mxfp4_has_no_negative_zero),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

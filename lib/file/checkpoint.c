@@ -157,7 +157,7 @@ static hd_status read_split(const hd_checkpoint *c, int64_t *count, int64_t *no)
 static hd_status open_split(hd_checkpoint *c, int count) {
     int64_t n_tensor = 0;
     for (int i = 1; i < count; i++) {
-        char *part;
+        char *part = NULL;
         HD_TRY(part_name(c->path, 1, i + 1, count, &part));
         hd_status s = open_part(c, part, i, count);
         hd_free(part);

@@ -168,8 +168,10 @@ void hd_export_keys(hd_gguf_writer *w, const hd_hparams *hp) {
 /* Of a row about to be encoded: the first weight that is not finite or beyond what `to` can hold;
  * n when there is none. */
 static size_t first_bad(const float *x, size_t n, enum hd_format to) {
-    /* From 65520 on a number rounds past f16's largest; Q8_0 stores a block's largest / 127 so. */
-    float limit = to == HD_F16 ? 65520.0f : to == HD_Q8_0 ? 65520.0f * 127 : INFINITY;
+    /* From 65520 on a number rounds past f16's largest, and scales and minimums are stored so;
+     * Q8_0's is a block's largest / 127. FP8's scale is f32, MXFP4's a power of two. */
+    bool is_wide = to == HD_F32 || to == HD_BF16 || to == HD_MXFP4 || to == HD_F8_B128;
+    float limit = is_wide ? INFINITY : to == HD_Q8_0 ? 65520.0f * 127 : 65520.0f;
     size_t i = 0;
     while (i < n && fabsf(x[i]) < limit) i++; /* false for NaN */
     return i;

@@ -302,8 +302,21 @@ static hd_status read_heads(const struct source *s, hd_hparams *hp) {
     return hd_hparams_set_heads(hp, s->file, d_head, n_kv);
 }
 
+/* Keys that a V3 configuration leaves out mean what V3 itself has, as in transformers: taken as
+ * none they would change every answer without a word. */
+static void set_v3_defaults(const struct source *s, hd_hparams *hp) {
+    const struct {
+        const char *key;
+        int *value, initial;
+    } ints[] = {{"n_group", &hp->n_group, 8}, {"topk_group", &hp->n_group_used, 4}};
+    for (size_t i = 0; i < HD_COUNT_OF(ints); i++)
+        if (!json_object_get(s->root, ints[i].key)) *ints[i].value = ints[i].initial;
+    if (!json_object_get(s->root, "routed_scaling_factor")) hp->expert_scale = 2.5f;
+}
+
 static hd_status read_routing(const struct source *s, hd_hparams *hp) {
     const char *scoring, *method;
+    if (s->family->is_v3) set_v3_defaults(s, hp);
     HD_TRY(get_str(s, s->root, "scoring_func", s->family->is_v3 ? "sigmoid" : "softmax", &scoring));
     HD_TRY(get_str(s, s->root, "topk_method", s->family->is_v3 ? "noaux_tc" : "greedy", &method));
     HD_TRY(get_bool(s, "norm_topk_prob", s->family->is_v3, &hp->expert_normalise));

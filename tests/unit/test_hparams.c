@@ -169,6 +169,12 @@ static void other_spellings_of_config(void **state) {
     assert_int_equal(h.q_lora, 0);
     assert_ok(read_config("topk_method:", &h));
     assert_int_equal(h.group_rule, HD_GROUP_TOP2_SUM);
+    assert_ok(read_config("routed_scaling_factor:", &h)); /* V3's own, when nothing is said */
+    assert_true(h.expert_scale == 2.5f);
+    assert_ok(read_config("n_group:", &h));
+    assert_true(h.n_group == 8 && h.n_group_used == 2);
+    assert_ok(read_config("topk_group:", &h));
+    assert_true(h.n_group == 4 && h.n_group_used == 4);
     assert_ok(read_config("first_k_dense_replace:9", &h)); /* more than the layers: all dense */
     assert_true(h.n_dense_layer == 4 && h.n_expert == 0);
     assert_ok(read_config("tie_word_embeddings:true", &h));

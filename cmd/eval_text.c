@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/utf8.h"
+#include "file/gguf.h"
 #include "file/mapping.h"
 #include "model/imatrix.h"
 
@@ -210,6 +211,9 @@ static hd_status begin_imatrix(struct text_run *r) {
     if (!r->e->o->eval_save_imatrix) return HD_OK;
     if (!d->ops->observe)
         return HD_FAIL(UNSUPPORTED, "--save-imatrix: backend %s tells no inputs", d->ops->name);
+    hd_gguf_writer *w; /* whether it can be written is known before the text has been read */
+    HD_TRY(hd_gguf_create(r->e->o->eval_save_imatrix, &w));
+    hd_gguf_abandon(w);
     r->imatrix = hd_imatrix_sums_new();
     d->ops->observe(d->ctx, &(hd_dev_observer){hd_imatrix_observe, r->imatrix});
     return HD_OK;

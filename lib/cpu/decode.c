@@ -28,11 +28,12 @@ void hd_cpu_unpack(const hd_cpu *c, const hd_cpu_scratch *t, const hd_cpu_unpack
         int n_row = least(u->n_row - o, HD_CPU_LANES);
         for (int k = 0; k < u->n_k; k += HD_CPU_KDECODE) {
             int n_k = least(u->n_k - k, HD_CPU_KDECODE);
-            size_t from = hd_format_bytes(u->format, (size_t)(u->k0 + k));
+            size_t from = hd_format_bytes(u->format, (size_t)u->k0 + (size_t)k);
             for (int i = 0; i < n_row; i++)
                 info->decode((const char *)u->row[o + i] + from, t->decoded + i * HD_CPU_KDECODE,
                              (size_t)n_k);
-            c->k->unpack(HD_F32, decoded, n_row, 0, n_k, u->panel + (size_t)k * u->ld + o, u->ld);
+            c->k->unpack(HD_F32, decoded, n_row, 0, n_k, u->panel + (size_t)k * u->ld + (size_t)o,
+                         u->ld);
         }
     }
 }

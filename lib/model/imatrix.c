@@ -52,9 +52,8 @@ size_t hd_imatrix_count(const hd_imatrix *m) { return m->n; }
 int64_t hd_imatrix_chunks(const hd_imatrix *m) { return m->n_chunk; }
 const char *hd_imatrix_dataset(const hd_imatrix *m) { return m->dataset ? m->dataset : ""; }
 
-/* The next entry's room: means [n_mat * n_in] for the caller to fill; none of them seen. */
-static hd_status add_entry(hd_imatrix *m, hd_str name, int64_t n_in, int64_t n_mat,
-                           struct entry **out) {
+/* Appends an entry, means [n_mat, n_in] for the caller to fill: last_entry. */
+static hd_status add_entry(hd_imatrix *m, hd_str name, int64_t n_in, int64_t n_mat) {
     struct entry *e = &m->entry[m->n];
     if (name.len == 0 || name.len >= name_max)
         return HD_FAIL(CORRUPT, "%s: importance matrix: expected a tensor name, found %zu bytes",
@@ -68,9 +67,10 @@ static hd_status add_entry(hd_imatrix *m, hd_str name, int64_t n_in, int64_t n_m
         return HD_FAIL(CORRUPT, "%s: importance of %s: expected one entry, found two", m->file,
                        e->name);
     m->n++;
-    *out = e;
     return HD_OK;
 }
+
+static struct entry *last_entry(const hd_imatrix *m) { return &m->entry[m->n - 1]; }
 
 /* Means of one matrix from sums over `count` rows; a negative or non-finite one is refused. */
 static hd_status take_means(const hd_imatrix *m, struct entry *e, int mat, const char *sums,
@@ -107,12 +107,11 @@ static hd_status take_gguf(hd_imatrix *m, const hd_checkpoint *c, const hd_file_
     if (n_mat < 1 || n < 1 || n % n_mat != 0 || n_mat > INT32_MAX)
         return HD_FAIL(CORRUPT, "%s: tensor %s: expected rows for %lld counts, found %lld values",
                        m->file, sums->name, (long long)n_mat, (long long)n);
-    struct entry *e;
-    HD_TRY(add_entry(m, name, n / n_mat, n_mat, &e));
+    HD_TRY(add_entry(m, name, n / n_mat, n_mat));
     for (int64_t mat = 0; mat < n_mat; mat++) {
         float count;
         memcpy(&count, (const char *)counts->data + (size_t)mat * sizeof count, sizeof count);
-        HD_TRY(take_means(m, e, (int)mat,
+        HD_TRY(take_means(m, last_entry(m), (int)mat,
                           (const char *)sums->data + (size_t)(mat * (n / n_mat)) * sizeof count,
                           count));
     }
@@ -165,9 +164,8 @@ static hd_status read_dat_entry(hd_imatrix *m, struct reader *r) {
     if (!read_i32(r, &n_name) || !read_bytes(r, n_name, &name) || !read_i32(r, &n_call) ||
         !read_i32(r, &n_value) || n_value < 1 || !read_bytes(r, (int64_t)n_value * 4, &value))
         return HD_FAIL(CORRUPT, "%s: importance matrix: entry %zu ends early", m->file, m->n);
-    struct entry *e;
-    HD_TRY(add_entry(m, (hd_str){name, (size_t)n_name}, n_value, 1, &e));
-    return take_means(m, e, 0, value, (float)n_call);
+    HD_TRY(add_entry(m, (hd_str){name, (size_t)n_name}, n_value, 1));
+    return take_means(m, last_entry(m), 0, value, (float)n_call);
 }
 
 static hd_status read_dat(const void *p, size_t n_byte, const char *name, hd_imatrix **out) {

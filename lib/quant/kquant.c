@@ -71,8 +71,9 @@ static bool refit_affine(const struct affine *a, const float *x, const float *we
     float aa = 0, ab = 0, bb = 0, ax = 0, bx = 0;
     int n = n_elem / a->n_sub;
     for (int i = 0; i < n_elem; i++) {
-        float w = weight ? weight[i] : 1, p = (float)(a->scale[i / n] * a->q[i]),
-              o = (float)a->min[i / n];
+        int sub = i / n;
+        float w = weight ? weight[i] : 1, p = (float)(a->scale[sub] * a->q[i]),
+              o = (float)a->min[sub];
         aa += w * p * p;
         ab += w * p * o;
         bb += w * o * o;
@@ -167,7 +168,8 @@ static void encode_symmetric(struct symmetric *a, const float *x, const float *w
         struct symmetric b = *a;
         float xp = 0, pp = 0;
         for (int i = 0; i < n_elem; i++) {
-            float w = weight ? weight[i] : 1, p = (float)(a->scale[i / part] * a->q[i]);
+            int sub = i / part;
+            float w = weight ? weight[i] : 1, p = (float)(a->scale[sub] * a->q[i]);
             xp += w * x[i] * p;
             pp += w * p * p;
         }
@@ -439,7 +441,8 @@ static void fit_iq4_super(struct iq4_super *a, const float *x, const float *weig
         a->scale[s] = a->unit != 0 ? clamp_round(d[s] / a->unit, -32, 31) : 0;
     float error = choose_iq4(a, x, weight);
     for (int i = 0; i < n_elem; i++) {
-        float w = weight ? weight[i] : 1, p = (float)(a->scale[i / 32] * hd_iq4_codes[a->q[i]]);
+        int sub = i / 32;
+        float w = weight ? weight[i] : 1, p = (float)(a->scale[sub] * hd_iq4_codes[a->q[i]]);
         xp += w * x[i] * p;
         pp += w * p * p;
     }

@@ -2,7 +2,7 @@
 // are one latent row, all heads read it), and grouped-query attention.
 //
 // A block of four warps takes one row, up to 16 query heads of one key head, and a range of units
-// of 128 positions. Tiles of 32 positions pass through shared memory as BF16 terms: scores by the
+// of 64 positions. Tiles of 32 positions pass through shared memory as BF16 terms: scores by the
 // tensor cores (a warp 8 positions), an online softmax in float32 (arXiv 1805.02867; eight lanes a
 // query), weighted values by the tensor cores (a warp a quarter of the columns). A unit starts from
 // nothing; units are merged in ascending order, by the block that computed them all or by
@@ -18,38 +18,39 @@ template <int F> constexpr int q_terms = F == HD_F32 ? 3 : 2;
 // Elements between rows in shared memory: no two of eight rows in one bank group.
 static __host__ __device__ __forceinline__ int stride_of(int n) { return (n + 63) / 64 * 64 + 8; }
 
+// Eight elements from 16 or 32 aligned bytes, as terms.
 template <int F>
-static __device__ __forceinline__ void cache_terms(const void *cache, size_t at, int k, int n,
-                                                   uint32_t t[][4]) {
-    bool is_whole = k + 8 <= n;
-    if constexpr (F == HD_F32) {
-        float_terms<3>((const float *)cache + at, k, n, t);
+static __device__ __forceinline__ void raw_terms(const uint4 r[2], uint32_t t[][4]) {
+    uint32_t w[8] = {r[0].x, r[0].y, r[0].z, r[0].w, r[1].x, r[1].y, r[1].z, r[1].w};
+    if constexpr (F == HD_BF16) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) t[0][i] = w[i];
     } else {
-        const unsigned short *p = (const unsigned short *)cache + at + k;
-        uint32_t w[4];
-        if (is_whole && ((uintptr_t)p & 15) == 0) {
-            uint4 r = *(const uint4 *)p;
-            w[0] = r.x, w[1] = r.y, w[2] = r.z, w[3] = r.w;
-        } else {
+        float v[8];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                uint32_t a = k + 2 * i < n ? p[2 * i] : 0, b = k + 2 * i + 1 < n ? p[2 * i + 1] : 0;
-                w[i] = a | b << 16;
-            }
+        for (int i = 0; i < 8; i++) {
+            uint32_t half = i % 2 ? w[i / 2] >> 16 : w[i / 2] & 0xffff;
+            v[i] = F == HD_F32 ? __uint_as_float(w[i]) : f16_value(half);
         }
-        if constexpr (F == HD_BF16) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) t[0][i] = w[i];
-        } else {
-            float v[8];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                v[2 * i] = f16_value(w[i] & 0xffff);
-                v[2 * i + 1] = f16_value(w[i] >> 16);
-            }
-            split8<2>(v, t);
-        }
+        split8<kv_terms<F>>(v, t);
     }
+}
+
+// Elements k .. k+7 of the cache row at `at`, of which n count.
+template <int F>
+static __device__ __forceinline__ void odd_terms(const void *cache, size_t at, int k, int n,
+                                                 uint32_t t[][4]) {
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        v[i] = 0;
+        if (k + i >= n) continue;
+        size_t e = at + (size_t)(k + i);
+        v[i] = F == HD_F32   ? ((const float *)cache)[e]
+               : F == HD_F16 ? f16_value(((const unsigned short *)cache)[e])
+                             : bf16_value(((const unsigned short *)cache)[e]);
+    }
+    split8<kv_terms<F>>(v, t);
 }
 
 static __device__ __forceinline__ void put8(unsigned short *to, const uint32_t t[4]) {
@@ -108,41 +109,93 @@ template <int NQ>
 static __device__ void load_queries(const hd_cuda_attn &a, const task &t, const layout &l,
                                     unsigned short *q) {
     int n_group = l.n_key / 8;
+#pragma unroll 3
     for (int i = (int)threadIdx.x; i < HEADS * n_group; i += THREADS) {
         int h = i / n_group, k = i % n_group * 8;
         size_t at = (size_t)t.row * (size_t)a.n_head + (size_t)(t.head0 + h);
-        float v[8];
+        const float *q0 = h < t.n_head ? a.q0 + at * a.ldq0 : nullptr;
         uint32_t terms[NQ][4];
+        if (k + 8 <= a.n_q0 || a.n_q0 == a.n_key) {
+            float_terms<NQ>(q0, k, a.n_q0, terms);
+        } else if (k >= a.n_q0 && a.n_q0 % 8 == 0) {
+            const float *q1 = h < t.n_head ? a.q1 + at * a.ldq1 : nullptr;
+            float_terms<NQ>(q1, k - a.n_q0, a.n_key - a.n_q0, terms);
+        } else {
+            float v[8];
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            int e = k + j;
-            v[j] = h >= t.n_head || e >= a.n_key ? 0
-                   : e < a.n_q0                  ? a.q0[at * a.ldq0 + (size_t)e]
-                                                 : a.q1[at * a.ldq1 + (size_t)(e - a.n_q0)];
+            for (int j = 0; j < 8; j++) {
+                int e = k + j;
+                v[j] = h >= t.n_head || e >= a.n_key ? 0
+                       : e < a.n_q0                  ? q0[e]
+                                                     : a.q1[at * a.ldq1 + (size_t)(e - a.n_q0)];
+            }
+            split8<NQ>(v, terms);
         }
-        split8<NQ>(v, terms);
 #pragma unroll
         for (int n = 0; n < NQ; n++) put8(q + (n * HEADS + h) * l.q_stride + k, terms[n]);
     }
 }
 
-// Positions t0 .. t0+31 of one of the caches, n elements of each.
-template <int F>
-static __device__ void load_tile(const hd_cuda_attn &a, const task &t, int t0, const void *cache,
-                                 size_t skip, int n, int n_padded, int stride, unsigned short *to) {
-    constexpr int NK = kv_terms<F>;
-    int n_group = n_padded / 8;
+// One of the caches: n elements of a row from `skip` on, padded with zeros to n_padded.
+struct source {
+    const void *cache;
+    size_t skip;
+    int n, n_padded, stride; // stride: of rows in shared memory
+    bool is_aligned;         // whole runs of eight, each at a multiple of its size
+};
+
+static __device__ __forceinline__ source source_of(const hd_cuda_attn &a, const task &t,
+                                                   const void *cache, int n) {
+    source s = {cache, (size_t)t.kv_head * (size_t)n, n, 0, 0, false};
+    s.is_aligned = ((uintptr_t)cache & 15) == 0 && n % 8 == 0 && a.ld_kv % 8 == 0;
+    return s;
+}
+
+constexpr size_t NO_ROW = (size_t)-1;
+
+// Cache rows of a unit's positions; NO_ROW past the row's own.
+static __device__ void find_rows(const hd_cuda_attn &a, const task &t, int unit, size_t *row) {
     const int32_t *page = a.page + a.seq_page0[a.row_seq[t.row]];
-    for (int i = (int)threadIdx.x; i < TILE * n_group; i += THREADS) {
-        int p = i / n_group, k = i % n_group * 8, at = t0 + p;
-        uint32_t terms[NK][4] = {};
-        if (at < t.n_pos) {
-            size_t row = (size_t)page[at / a.page_tok] * (size_t)a.page_tok;
-            row += (size_t)(at % a.page_tok);
-            cache_terms<F>(cache, row * a.ld_kv + skip, k, n, terms);
+    int at = unit * UNIT + (int)threadIdx.x;
+    if (threadIdx.x >= UNIT) return;
+    row[threadIdx.x] = at >= t.n_pos ? NO_ROW
+                                     : (size_t)page[at / a.page_tok] * (size_t)a.page_tok +
+                                           (size_t)(at % a.page_tok);
+}
+
+// The 32 rows of a tile. Several loads are on their way before the first is used.
+template <int F>
+static __device__ void load_tile(const source &s, size_t ld_kv, const size_t *row,
+                                 unsigned short *to) {
+    constexpr int NK = kv_terms<F>, WORDS = F == HD_F32 ? 2 : 1, BATCH = F == HD_BF16 ? 9 : 3;
+    int n_group = s.n_padded / 8, n = TILE * n_group;
+    size_t elem = F == HD_F32 ? 4 : 2;
+    for (int i0 = (int)threadIdx.x; i0 < n; i0 += THREADS * BATCH) {
+        uint4 raw[BATCH][2] = {};
+        uint32_t terms[NK][4];
+        if (s.is_aligned) {
+#pragma unroll
+            for (int b = 0; b < BATCH; b++) {
+                int i = i0 + b * THREADS, p = i / n_group, k = i % n_group * 8;
+                if (i >= n || k >= s.n || row[p] == NO_ROW) continue;
+                const uint4 *from = (const uint4 *)((const char *)s.cache +
+                                                    (row[p] * ld_kv + s.skip + (size_t)k) * elem);
+#pragma unroll
+                for (int w = 0; w < WORDS; w++) raw[b][w] = from[w];
+            }
         }
 #pragma unroll
-        for (int n_t = 0; n_t < NK; n_t++) put8(to + (n_t * TILE + p) * stride + k, terms[n_t]);
+        for (int b = 0; b < BATCH; b++) {
+            int i = i0 + b * THREADS, p = i / n_group, k = i % n_group * 8;
+            if (i >= n) continue;
+            if (s.is_aligned)
+                raw_terms<F>(raw[b], terms);
+            else
+                odd_terms<F>(s.cache, row[p] == NO_ROW ? 0 : row[p] * ld_kv + s.skip, k,
+                             row[p] == NO_ROW ? 0 : s.n, terms);
+#pragma unroll
+            for (int t = 0; t < NK; t++) put8(to + (t * TILE + p) * s.stride + k, terms[t]);
+        }
     }
 }
 
@@ -246,6 +299,7 @@ static __global__ void __launch_bounds__(THREADS) attend(const hd_cuda_attn a) {
     constexpr int NQ = q_terms<F>, NK = kv_terms<F>;
     HD_DYNAMIC_SHARED(shared);
     __shared__ float s[HEADS * S_STRIDE], keep[2][HEADS];
+    __shared__ size_t row[UNIT];
     task t;
     if (!find_task(a, &t)) return;
     bool is_latent = a.keys == a.values;
@@ -253,6 +307,9 @@ static __global__ void __launch_bounds__(THREADS) attend(const hd_cuda_attn a) {
     unsigned short *m16 = (unsigned short *)shared;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q4 = lane % 4;
     int query = threadIdx.x / 8, column0 = warp * NV * 8;
+    source keys = source_of(a, t, a.keys, a.n_key), values = source_of(a, t, a.values, a.n_v);
+    keys.n_padded = l.n_key, keys.stride = l.q_stride;
+    values.n_padded = l.n_v, values.stride = l.v_stride;
     load_queries<NQ>(a, t, l, m16 + l.q);
     softmax_state all = {-INFINITY, 0}, unit = {-INFINITY, 0};
     float acc[NV][4], total[NV][4] = {};
@@ -261,13 +318,12 @@ static __global__ void __launch_bounds__(THREADS) attend(const hd_cuda_attn a) {
 #pragma unroll
         for (int j = 0; j < NV; j++) acc[j][0] = acc[j][1] = acc[j][2] = acc[j][3] = 0;
         int end = min(t.n_pos, (u + 1) * UNIT);
+        __syncthreads(); // the rows of the unit before have been used
+        find_rows(a, t, u, row);
         for (int t0 = u * UNIT; t0 < end; t0 += TILE) {
             __syncthreads(); // the tile before has been used
-            load_tile<F>(a, t, t0, a.keys, (size_t)t.kv_head * (size_t)a.n_key, a.n_key, l.n_key,
-                         l.q_stride, m16 + l.k);
-            if (!is_latent)
-                load_tile<F>(a, t, t0, a.values, (size_t)t.kv_head * (size_t)a.n_v, a.n_v, l.n_v,
-                             l.v_stride, m16 + l.v);
+            load_tile<F>(keys, a.ld_kv, row + t0 % UNIT, m16 + l.k);
+            if (!is_latent) load_tile<F>(values, a.ld_kv, row + t0 % UNIT, m16 + l.v);
             __syncthreads();
             score_tile<NQ, NK>(l, m16 + l.q, m16 + l.k, a.scale, s);
             __syncthreads();
@@ -316,29 +372,47 @@ static __global__ void __launch_bounds__(THREADS) attend(const hd_cuda_attn a) {
         }
 }
 
-// The units of one row and head, in order.
+// The units of one row and head, 128 columns of it, in order, 128 of them at a time: maxima and
+// factors by a thread each (a maximum does not round, so it may be taken in any order), sums in
+// ascending order.
 static __global__ void __launch_bounds__(THREADS) merge_units(const hd_cuda_attn a) {
+    __shared__ float top[THREADS], old[THREADS], now[THREADS], sum[THREADS];
     int row = (int)blockIdx.x, head = (int)blockIdx.y, n_unit = a.pos[row] / UNIT + 1;
+    int tid = (int)threadIdx.x;
     size_t width = (size_t)a.n_v + 2, step = (size_t)a.n_head * width;
     const float *part = a.part + (size_t)row * (size_t)a.n_unit * step + (size_t)head * width;
-    float m = -INFINITY, l = 0, total[HD_CUDA_VALUE_MAX / THREADS] = {};
-    for (int u = 0; u < n_unit; u++, part += step) {
-        float top = fmaxf(m, part[0]), old = expf(m - top), now = expf(part[0] - top);
-        l = merged(l, old, part[1], now);
-        m = top;
-#pragma unroll
-        for (int i = 0; i < HD_CUDA_VALUE_MAX / THREADS; i++) {
-            int column = (int)threadIdx.x + i * THREADS;
-            if (column < a.n_v) total[i] = merged(total[i], old, part[2 + column], now);
+    int column = (int)blockIdx.z * THREADS + tid;
+    bool is_there = column < a.n_v;
+    float m = -INFINITY, l = 0, total = 0;
+    for (int u0 = 0; u0 < n_unit; u0 += THREADS, part += THREADS * step) {
+        int n = min(THREADS, n_unit - u0);
+        __syncthreads(); // the units before have been used
+        float own = tid < n ? part[(size_t)tid * step] : -INFINITY;
+        top[tid] = own;
+        if (tid < n) sum[tid] = part[(size_t)tid * step + 1];
+        for (int reach = 1; reach < n; reach *= 2) { // of all units up to this one
+            __syncthreads();
+            float before = tid >= reach ? top[tid - reach] : -INFINITY;
+            __syncthreads();
+            top[tid] = fmaxf(top[tid], before);
+        }
+        __syncthreads();
+        float last = fmaxf(m, tid > 0 ? top[tid - 1] : -INFINITY), best = fmaxf(m, top[tid]);
+        old[tid] = expf(last - best);
+        now[tid] = expf(own - best);
+        m = fmaxf(m, top[n - 1]);
+        __syncthreads();
+#pragma unroll 16
+        for (int u = 0; u < n; u++) {
+            float v = is_there ? part[(size_t)u * step + 2 + (size_t)column] : 0;
+            l = merged(l, old[u], sum[u], now[u]);
+            total = merged(total, old[u], v, now[u]);
         }
     }
-    float *out = a.out + ((size_t)row * (size_t)a.n_head + (size_t)head) * (size_t)a.n_v;
+    if (!is_there) return;
     float inverse = 1.0f / l;
-#pragma unroll
-    for (int i = 0; i < HD_CUDA_VALUE_MAX / THREADS; i++) {
-        int column = (int)threadIdx.x + i * THREADS;
-        if (column < a.n_v) out[column] = total[i] * inverse;
-    }
+    a.out[((size_t)row * (size_t)a.n_head + (size_t)head) * (size_t)a.n_v + (size_t)column] =
+        total * inverse;
 }
 
 extern "C" size_t hd_cuda_attn_shared(enum hd_format kv, int n_key, int n_v, bool is_latent) {
@@ -366,7 +440,8 @@ extern "C" void hd_cuda_run_attn(const hd_cuda_attn *a, cudaStream_t stream) {
     default: (is_wide ? launch_attn<HD_BF16, 16> : launch_attn<HD_BF16, 4>)(a, stream);
     }
     if (a->part != nullptr) {
-        dim3 grid((unsigned)a->n_row, (unsigned)a->n_head);
+        dim3 grid((unsigned)a->n_row, (unsigned)a->n_head,
+                  (unsigned)((a->n_v + THREADS - 1) / THREADS));
         HD_LAUNCH(merge_units, grid, THREADS, 0, stream, *a);
     }
 }

@@ -35,11 +35,11 @@ static hd_status check_device(hd_cuda *c) {
 static void close_cuda(void *ctx) {
     hd_cuda *c = ctx;
     if (!c) return;
-    for (int i = 0; i < HD_CUDA_STAGES; i++) {
-        (void)cudaFreeHost(c->stage[i].host);
-        (void)cudaFree(c->stage[i].device);
+    if (c->stream) (void)cudaStreamSynchronize(c->stream);
+    hd_cuda_graphs_free(c->graphs);
+    hd_cuda_free_batch(c);
+    for (int i = 0; i < HD_CUDA_STAGES; i++)
         if (c->stage[i].copied) (void)cudaEventDestroy(c->stage[i].copied);
-    }
     (void)cudaFree(c->scratch);
     if (c->stream) (void)cudaStreamDestroy(c->stream);
     hd_free(c);
@@ -56,6 +56,7 @@ static hd_status open_queue(hd_cuda *c) {
 static hd_status open_cuda(const hd_dev_config *config, void **ctx) {
     (void)config;
     hd_cuda *c = hd_alloc_zero(1, sizeof *c);
+    c->graphs = hd_cuda_graphs_new();
     hd_status s = check_device(c);
     if (s == HD_OK) s = open_queue(c);
     if (s != HD_OK) {
@@ -108,6 +109,7 @@ static void free_memory(void *ctx, void *p) {
 /* Behind what the stream was given, like get. */
 static hd_status put(void *ctx, void *to, const void *from, size_t n_byte) {
     hd_cuda *c = ctx;
+    HD_TRY(hd_cuda_flush(c));
     HD_TRY(hd_cuda_told(cudaMemcpyAsync(to, from, n_byte, cudaMemcpyHostToDevice, c->stream),
                         "copy to the device"));
     return hd_cuda_told(cudaStreamSynchronize(c->stream), "copy to the device");
@@ -115,6 +117,7 @@ static hd_status put(void *ctx, void *to, const void *from, size_t n_byte) {
 
 static hd_status get(void *ctx, void *to, const void *from, size_t n_byte) {
     hd_cuda *c = ctx;
+    HD_TRY(hd_cuda_flush(c));
     HD_TRY(hd_cuda_told(cudaGetLastError(), "a kernel"));
     HD_TRY(hd_cuda_told(cudaMemcpyAsync(to, from, n_byte, cudaMemcpyDeviceToHost, c->stream),
                         "copy from the device"));

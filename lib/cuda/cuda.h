@@ -8,34 +8,38 @@
 #include "cuda/kernels.h"
 #include "dev/plugin.h"
 
-/* Where a batch is on its way: pinned host memory, device memory of the same layout. */
+/* Where a batch waits for its copy: pinned host memory. */
 typedef struct hd_cuda_stage {
-    char *host, *device;
-    size_t room;
-    cudaEvent_t copied; /* the host's part may be written again */
+    char *host;
+    cudaEvent_t copied; /* it may be written again */
 } hd_cuda_stage;
 enum { HD_CUDA_STAGES = 2 };
+
+typedef struct hd_cuda_graphs hd_cuda_graphs; /* graph.c */
 
 typedef struct hd_cuda {
     struct cudaDeviceProp prop;
     int driver; /* version, 1000*major + 10*minor */
     cudaStream_t stream;
     hd_dev_limits limits;
+    hd_cuda_graphs *graphs;
     hd_cuda_stage stage[HD_CUDA_STAGES];
     int stage_ix;
-    hd_batch batch; /* of the last upload: arrays on the device */
-    int n_unit;     /* units of its longest sequence */
-    char *scratch;  /* everything below; NULL before reserve */
-    float *normed;  /* [max(R, n_out), D] */
-    float *a;       /* [R, max(q_lora, d_ff)] between two products */
-    float *kv;      /* [R, n_c+n_rope]; GQA: [2, R, n_kv] */
-    float *score;   /* [R, E] */
-    float *hidden;  /* [R*n_used, d_expert] */
-    float *picked;  /* [R*n_used, D] */
-    float *shared;  /* [R, D] */
-    float *q_abs;   /* [wave, H, n_c] absorbed queries */
-    float *u;       /* [wave, H, n_c] weighted latents */
-    float *part;    /* [part_floats] units of attention */
+    size_t batch_room;  /* bytes of each stage's host memory, and of the next */
+    char *batch_memory; /* the arrays of `batch` */
+    hd_batch batch;     /* of the last upload: arrays on the device */
+    int n_unit;         /* units of its longest sequence, at least */
+    char *scratch;      /* everything below; NULL before reserve */
+    float *normed;      /* [max(R, n_out), D] */
+    float *a;           /* [R, max(q_lora, d_ff)] between two products */
+    float *kv;          /* [R, n_c+n_rope]; GQA: [2, R, n_kv] */
+    float *score;       /* [R, E] */
+    float *hidden;      /* [R*n_used, d_expert] */
+    float *picked;      /* [R*n_used, D] */
+    float *shared;      /* [R, D] */
+    float *q_abs;       /* [wave, H, n_c] absorbed queries */
+    float *u;           /* [wave, H, n_c] weighted latents */
+    float *part;        /* [part_floats] units of attention */
     size_t part_floats;
     int n_wave; /* rows whose absorbed queries exist at a time */
     int32_t *row_of, *slot_of;
@@ -52,11 +56,27 @@ static inline const hd_cuda_mat *hd_cuda_mat_of(const hd_weight *w) {
 /* Records what failed; HD_OK for cudaSuccess. */
 hd_status hd_cuda_told(cudaError_t e, const char *what);
 
-/* ops.c, memory.c */
+/* ---- graph.c: ops of a decoding step are deferred, then launched as one graph ---- */
+
 #define HD_OP(name, what) void hd_cuda_op_##name(void *ctx, const struct hd_op_##name *args);
 #include "dev/op.def"
 #undef HD_OP
+hd_cuda_graphs *hd_cuda_graphs_new(void);
+void hd_cuda_graphs_free(hd_cuda_graphs *g); /* accepts NULL */
+/* The batch's arrays moved: no graph fits any more. */
+void hd_cuda_graphs_drop(hd_cuda_graphs *g);
+/* A step begins, c->batch is its batch. */
+void hd_cuda_graphs_begin(hd_cuda *c);
+/* Enqueues what was deferred: before anything that waits, copies or frees. */
+HD_MUST_CHECK hd_status hd_cuda_flush(hd_cuda *c);
+
+/* ---- ops.c: enqueue now; memory.c ---- */
+
+#define HD_OP(name, what) void hd_cuda_now_##name(void *ctx, const struct hd_op_##name *args);
+#include "dev/op.def"
+#undef HD_OP
 hd_status hd_cuda_reserve(void *ctx, const hd_dev_limits *limits);
+void hd_cuda_free_batch(hd_cuda *c);
 hd_status hd_cuda_upload(void *ctx, const hd_batch *b, const hd_batch **out);
 hd_status hd_cuda_prepare(void *ctx, hd_weight *w);
 void hd_cuda_release(void *ctx, hd_weight *w);

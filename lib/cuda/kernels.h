@@ -27,7 +27,7 @@ extern "C" {
 
 enum {
     HD_CUDA_SLICES = 8,
-    HD_CUDA_UNIT = 128,
+    HD_CUDA_UNIT = 64,
     HD_CUDA_EXPERT_MAX = 1024,
     HD_CUDA_VALUE_MAX = 512, /* widest value (or latent) of an attention head */
     HD_CUDA_FEW_ROWS = 8,    /* rows of a tile for few rows, */
@@ -53,10 +53,11 @@ enum hd_cuda_into {
     HD_CUDA_SWIGLU /* y = silu(y) * (W x) */
 };
 
-/* y = W x, for every matrix of w. Dense: rows 0 .. n_row of each matrix. With tiles: the rows that
- * the device's list names, n_tile_max of them at most, of tile_rows each. */
+/* y = W x, for every matrix of w; with up (data not NULL): y = silu(W x) * (up x). Dense: rows 0 ..
+ * n_row of each matrix. With tiles: the rows that the device's list names, n_tile_max of them at
+ * most, of tile_rows each. */
 typedef struct hd_cuda_mul {
-    hd_cuda_mat w;
+    hd_cuda_mat w, up;
     const float *x;       /* row r of matrix m: x + m*x_mat + x_row[r]*ldx */
     const int32_t *x_row; /* NULL: 0, 1, 2, ... */
     float *y;             /* row r of matrix m: y + m*y_mat + r*ldy */
@@ -67,7 +68,8 @@ typedef struct hd_cuda_mul {
     const int *n_tile;
     int n_tile_max, tile_rows;
 } hd_cuda_mul;
-void hd_cuda_run_mul(const hd_cuda_mul *m, cudaStream_t stream);
+/* One or two products, independent of one another: one launch where that can be. */
+void hd_cuda_run_mul(const hd_cuda_mul *m, int n, cudaStream_t stream);
 
 /* out[r] = w * x[ix[r]] / sqrt(mean + eps): n_row rows of n, ldx apart; out may be x. */
 typedef struct hd_cuda_norm {

@@ -67,6 +67,8 @@ static hd_status check_limits(const hd_cuda *c, const hd_dev_limits *l) {
 hd_status hd_cuda_reserve(void *ctx, const hd_dev_limits *limits) {
     hd_cuda *c = ctx;
     HD_TRY(check_limits(c, limits));
+    HD_TRY(hd_cuda_flush(c));
+    hd_cuda_graphs_drop(c->graphs);
     cut count = {0};
     lay_out(&count, c, limits);
     HD_TRY(hd_cuda_told(cudaFree(c->scratch), "cudaFree"));
@@ -167,48 +169,69 @@ static size_t batch_bytes(size_t n_row, size_t n_seq, size_t n_page) {
     return 64 * 10 + 4 * (6 * n_row + 3 * (n_seq + 1) + n_page) + n_row;
 }
 
-static hd_status make_room(hd_cuda_stage *s, size_t n_byte) {
-    if (s->room >= n_byte) return HD_OK;
+void hd_cuda_free_batch(hd_cuda *c) {
+    for (int i = 0; i < HD_CUDA_STAGES; i++) {
+        (void)cudaFreeHost(c->stage[i].host);
+        c->stage[i].host = NULL;
+    }
+    (void)cudaFree(c->batch_memory);
+    c->batch_memory = NULL;
+    c->batch_room = 0;
+}
+
+static hd_status make_room(hd_cuda *c, size_t n_byte) {
+    if (c->batch_room >= n_byte) return HD_OK;
     HD_TRY(hd_cuda_told(cudaDeviceSynchronize(), "before a larger batch"));
-    HD_TRY(hd_cuda_told(cudaFreeHost(s->host), "cudaFreeHost"));
-    HD_TRY(hd_cuda_told(cudaFree(s->device), "cudaFree"));
-    s->host = s->device = NULL;
-    s->room = 0;
-    HD_TRY(hd_cuda_told(cudaMallocHost((void **)&s->host, n_byte), "memory for batches"));
-    HD_TRY(hd_cuda_told(cudaMalloc((void **)&s->device, n_byte), "memory for batches"));
-    s->room = n_byte;
+    hd_cuda_graphs_drop(c->graphs);
+    hd_cuda_free_batch(c);
+    for (int i = 0; i < HD_CUDA_STAGES; i++)
+        HD_TRY(hd_cuda_told(cudaMallocHost((void **)&c->stage[i].host, n_byte), "batches"));
+    HD_TRY(hd_cuda_told(cudaMalloc((void **)&c->batch_memory, n_byte), "batches"));
+    c->batch_room = n_byte;
     return HD_OK;
 }
 
-/* Copies an array of n elements behind what is there; returns where it will be on the device. */
-static void *put_array(const hd_cuda_stage *s, size_t *at, const void *from, size_t n_byte) {
-    void *to = s->device + *at;
-    memcpy(s->host + *at, from, n_byte);
-    *at += (n_byte + 63) / 64 * 64;
+typedef struct upload {
+    char *host, *device;
+    size_t at;
+} upload;
+
+/* Copies an array behind what is there; returns where it will be on the device. */
+static void *put_array(upload *u, const void *from, size_t n_byte) {
+    void *to = u->device + u->at;
+    memcpy(u->host + u->at, from, n_byte);
+    u->at += (n_byte + 63) / 64 * 64;
     return to;
+}
+
+/* The pages come last: where the other arrays are is a matter of the step's shape. */
+static void put_batch(upload *u, const hd_batch *b, hd_batch *out) {
+    size_t n_row = (size_t)b->n_row, n_seq = (size_t)b->n_seq;
+    *out = *b;
+    out->token = put_array(u, b->token, n_row * sizeof *b->token);
+    out->pos = put_array(u, b->pos, n_row * sizeof *b->pos);
+    out->row_seq = put_array(u, b->row_seq, n_row * sizeof *b->row_seq);
+    out->kv_row = put_array(u, b->kv_row, n_row * sizeof *b->kv_row);
+    out->form = put_array(u, b->form, n_row * sizeof *b->form);
+    out->seq_slot = put_array(u, b->seq_slot, n_seq * sizeof *b->seq_slot);
+    out->seq_row0 = put_array(u, b->seq_row0, (n_seq + 1) * sizeof *b->seq_row0);
+    out->seq_page0 = put_array(u, b->seq_page0, (n_seq + 1) * sizeof *b->seq_page0);
+    out->out_row = put_array(u, b->out_row, (size_t)b->n_out * sizeof *b->out_row);
+    out->page = put_array(u, b->page, (size_t)b->n_page * sizeof *b->page);
 }
 
 hd_status hd_cuda_upload(void *ctx, const hd_batch *b, const hd_batch **out) {
     hd_cuda *c = ctx;
+    HD_TRY(hd_cuda_flush(c));
+    HD_TRY(make_room(
+        c, batch_bytes((size_t)b->n_row_max, (size_t)b->n_seq_max, (size_t)b->n_page_max)));
     hd_cuda_stage *s = &c->stage[c->stage_ix];
     c->stage_ix = (c->stage_ix + 1) % HD_CUDA_STAGES;
-    size_t n_row = (size_t)b->n_row, n_seq = (size_t)b->n_seq, at = 0;
-    size_t room = batch_bytes((size_t)b->n_row_max, (size_t)b->n_seq_max, (size_t)b->n_page_max);
-    HD_TRY(make_room(s, room));
     HD_TRY(hd_cuda_told(cudaEventSynchronize(s->copied), "an earlier step"));
-    c->batch = *b;
-    c->batch.token = put_array(s, &at, b->token, n_row * sizeof *b->token);
-    c->batch.pos = put_array(s, &at, b->pos, n_row * sizeof *b->pos);
-    c->batch.row_seq = put_array(s, &at, b->row_seq, n_row * sizeof *b->row_seq);
-    c->batch.kv_row = put_array(s, &at, b->kv_row, n_row * sizeof *b->kv_row);
-    c->batch.form = put_array(s, &at, b->form, n_row * sizeof *b->form);
-    c->batch.seq_slot = put_array(s, &at, b->seq_slot, n_seq * sizeof *b->seq_slot);
-    c->batch.seq_row0 = put_array(s, &at, b->seq_row0, (n_seq + 1) * sizeof *b->seq_row0);
-    c->batch.seq_page0 = put_array(s, &at, b->seq_page0, (n_seq + 1) * sizeof *b->seq_page0);
-    c->batch.page = put_array(s, &at, b->page, (size_t)b->n_page * sizeof *b->page);
-    c->batch.out_row = put_array(s, &at, b->out_row, (size_t)b->n_out * sizeof *b->out_row);
-    HD_ASSERT(at <= s->room);
-    HD_TRY(hd_cuda_told(cudaMemcpyAsync(s->device, s->host, at, cudaMemcpyHostToDevice, c->stream),
+    upload u = {.host = s->host, .device = c->batch_memory};
+    put_batch(&u, b, &c->batch);
+    HD_ASSERT(u.at <= c->batch_room);
+    HD_TRY(hd_cuda_told(cudaMemcpyAsync(u.device, u.host, u.at, cudaMemcpyHostToDevice, c->stream),
                         "a step"));
     HD_TRY(hd_cuda_told(cudaEventRecord(s->copied, c->stream), "a step"));
     int top = 0;
@@ -217,6 +240,7 @@ hd_status hd_cuda_upload(void *ctx, const hd_batch *b, const hd_batch **out) {
         top = last > top ? last : top;
     }
     c->n_unit = top / HD_CUDA_UNIT + 1;
+    hd_cuda_graphs_begin(c);
     *out = &c->batch;
     return HD_OK;
 }

@@ -199,14 +199,16 @@ static __global__ void __launch_bounds__(256) combine_rows(const hd_cuda_combine
     size_t row = blockIdx.x, n = (size_t)a.n;
     const int32_t *slot = a.slot_of + row * (size_t)a.n_used;
     const float *weight = a.weight + row * (size_t)a.n_used;
-    for (int i = (int)threadIdx.x; i < a.n; i += 256) {
-        float sum = 0;
-        for (int k = 0; k < a.n_used; k++) sum += weight[k] * a.y[(size_t)slot[k] * n + (size_t)i];
-        if (a.shared != nullptr) sum += a.shared[row * n + (size_t)i];
-        a.x[row * n + (size_t)i] += sum;
-    }
+    size_t i = (size_t)blockIdx.y * 256 + threadIdx.x;
+    if (i >= n) return;
+    float sum = 0;
+#pragma unroll 8
+    for (int k = 0; k < a.n_used; k++) sum += weight[k] * a.y[(size_t)slot[k] * n + i];
+    if (a.shared != nullptr) sum += a.shared[row * n + i];
+    a.x[row * n + i] += sum;
 }
 
 extern "C" void hd_cuda_run_combine(const hd_cuda_combine *a, cudaStream_t stream) {
-    HD_LAUNCH(combine_rows, (unsigned)a->n_row, 256, 0, stream, *a);
+    dim3 grid((unsigned)a->n_row, (unsigned)((a->n + 255) / 256));
+    HD_LAUNCH(combine_rows, grid, 256, 0, stream, *a);
 }

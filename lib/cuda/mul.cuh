@@ -31,13 +31,17 @@ static __device__ __forceinline__ bool find_tile(const hd_cuda_mul &m, int n_eac
     t->mat = (int)blockIdx.z;
     t->first = (int)blockIdx.x * n_each;
     t->n = min(n_each, m.n_row - t->first);
-    return true;
+    return t->n > 0;
 }
 
-static __device__ __forceinline__ const unsigned char *weight_row(const hd_cuda_mul &m, int mat,
+static __device__ __forceinline__ const unsigned char *weight_row(const hd_cuda_mat &w, int mat,
                                                                   int o) {
-    o = min(o, m.w.n_out - 1); // rows past the end: computed like the last, stored nowhere
-    return m.w.data + (size_t)mat * m.w.mat_bytes + (size_t)o * m.w.row_bytes;
+    o = min(o, w.n_out - 1); // rows past the end: computed like the last, stored nowhere
+    return w.data + (size_t)mat * w.mat_bytes + (size_t)o * w.row_bytes;
+}
+
+static __device__ __forceinline__ float gated(float gate, float up) {
+    return up * (gate / (1.0f + expf(-gate)));
 }
 
 // Row i of the tile, or NULL past its end.
@@ -56,40 +60,82 @@ static __device__ __forceinline__ void put(const hd_cuda_mul &m, const hd_cuda_t
     if (m.into == HD_CUDA_ADD)
         v += *y;
     else if (m.into == HD_CUDA_SWIGLU)
-        v *= *y / (1.0f + expf(-*y));
+        v = gated(*y, v);
     *y = v;
 }
 
-template <int F> __global__ void __launch_bounds__(256) mul_few(const hd_cuda_mul m) {
+// Two products in one launch: blocks from y = split on compute the second one.
+struct mul_pair {
+    hd_cuda_mul m[2];
+    int split;
+};
+
+// NM matrices: 1, or W and `up`, which share the inputs.
+template <int F, int NM>
+__global__ void __launch_bounds__(256) mul_few(const __grid_constant__ mul_pair p) {
     constexpr int NW = codec<F>::terms, NX = x_terms<F>;
-    __shared__ float part[SLICES][FEW][17];
+    __shared__ float part[NM][SLICES][FEW][17];
+    bool is_second = (int)blockIdx.y >= p.split;
+    const hd_cuda_mul &m = p.m[is_second];
     hd_cuda_tile tile;
     if (!find_tile(m, FEW, &tile)) return;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int o0 = (int)blockIdx.y * 16, n_in = m.w.n_in, length = slice_length(n_in);
-    const unsigned char *wa = weight_row(m, tile.mat, o0 + g);
-    const unsigned char *wb = weight_row(m, tile.mat, o0 + g + 8);
+    int o0 = ((int)blockIdx.y - (is_second ? p.split : 0)) * 16;
+    int n_in = m.w.n_in, length = slice_length(n_in);
+    const unsigned char *w[NM][2];
+    for (int i = 0; i < 2; i++) {
+        w[0][i] = weight_row(m.w, tile.mat, o0 + g + 8 * i);
+        if constexpr (NM == 2) w[1][i] = weight_row(m.up, tile.mat, o0 + g + 8 * i);
+    }
     const float *x = input_row(m, tile, g);
     int k1 = min((warp + 1) * length, padded(n_in));
-    float acc[4] = {0, 0, 0, 0};
-#pragma unroll 4
-    for (int k = warp * length; k < k1; k += 32) {
-        uint32_t a[NW][4], b[NW][4], xt[NX][4];
-        weight_terms<F>(wa, k + 8 * t, a);
-        weight_terms<F>(wb, k + 8 * t, b);
-        float_terms<NX>(x, k + 8 * t, n_in, xt);
-        multiply<NW, NX>(acc, a, b, xt);
+    float acc[NM][4] = {};
+    // Several blocks' loads are on their way before the first is used.
+    constexpr int AHEAD = NM * NW <= 2 ? 4 : 2;
+    bool is_whole = n_in % 32 == 0 && ((uintptr_t)x & 15) == 0;
+    for (int k0 = warp * length; k0 < k1; k0 += 32 * AHEAD) {
+        uint32_t a[AHEAD][NM][NW][4], b[AHEAD][NM][NW][4];
+        float v[AHEAD][8];
+#pragma unroll
+        for (int u = 0; u < AHEAD; u++) {
+            int k = min(k0 + 32 * u, k1 - 32) + 8 * t;
+#pragma unroll
+            for (int j = 0; j < NM; j++) {
+                weight_terms<F>(w[j][0], k, a[u][j]);
+                weight_terms<F>(w[j][1], k, b[u][j]);
+            }
+        }
+        if (is_whole) {
+#pragma unroll
+            for (int u = 0; u < AHEAD; u++) load8(x, min(k0 + 32 * u, k1 - 32) + 8 * t, v[u]);
+        } else {
+#pragma unroll
+            for (int u = 0; u < AHEAD; u++) load_some(x, k0 + 32 * u + 8 * t, n_in, v[u]);
+        }
+#pragma unroll
+        for (int u = 0; u < AHEAD; u++) {
+            if (k0 + 32 * u >= k1) break;
+            uint32_t xt[NX][4];
+            split8<NX>(v[u], xt);
+#pragma unroll
+            for (int j = 0; j < NM; j++) multiply<NW, NX>(acc[j], a[u][j], b[u][j], xt);
+        }
     }
 #pragma unroll
-    for (int c = 0; c < 4; c++) part[warp][2 * t + c % 2][g + c / 2 * 8] = acc[c];
+    for (int j = 0; j < NM; j++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) part[j][warp][2 * t + c % 2][g + c / 2 * 8] = acc[j][c];
     __syncthreads();
     if (threadIdx.x >= 16 * FEW) return;
     int o = threadIdx.x % 16, i = threadIdx.x / 16;
-    float sum = 0;
+    float sum[NM] = {};
 #pragma unroll
-    for (int s = 0; s < SLICES; s++)
-        if (s * length < n_in) sum += part[s][i][o];
-    put(m, tile, i, o0 + o, sum);
+    for (int j = 0; j < NM; j++)
+#pragma unroll
+        for (int s = 0; s < SLICES; s++)
+            if (s * length < n_in) sum[j] += part[j][s][i][o];
+    if constexpr (NM == 2) sum[0] = gated(sum[0], sum[1]);
+    put(m, tile, i, o0 + o, sum[0]);
 }
 
 // What a thread moves a block of 32 inputs: two pieces of eight of the weights and of the rows.
@@ -106,7 +152,7 @@ template <int F> __global__ void __launch_bounds__(128) mul_many(const hd_cuda_m
     const unsigned char *w[2];
     const float *x[2];
     for (int u = 0; u < 2; u++) {
-        w[u] = weight_row(m, tile.mat, o0 + tid / 4 + 32 * u);
+        w[u] = weight_row(m.w, tile.mat, o0 + tid / 4 + 32 * u);
         x[u] = input_row(m, tile, tid / 4 + 32 * u);
     }
     float acc[2][4][4] = {}, total[2][4][4] = {};
@@ -184,20 +230,56 @@ template <int F> __global__ void __launch_bounds__(128) mul_many(const hd_cuda_m
                     total[i][j][c]);
 }
 
-template <int F> static void launch_mul(const hd_cuda_mul *m, cudaStream_t stream) {
-    bool is_few = m->tile != nullptr ? m->tile_rows == FEW : m->n_row <= 2 * FEW;
-    int n_each = is_few ? FEW : MANY, n_out_each = is_few ? 16 : MANY;
-    int n_tile = m->tile != nullptr ? m->n_tile_max : (m->n_row + n_each - 1) / n_each;
-    dim3 grid((unsigned)n_tile, (unsigned)((m->w.n_out + n_out_each - 1) / n_out_each),
-              (unsigned)(m->tile != nullptr ? 1 : m->w.n_mat));
-    if (n_tile == 0) return;
-    if (is_few)
-        HD_LAUNCH(mul_few<F>, grid, 256, 0, stream, *m);
+// Up to twice the rows of a large tile, small ones are faster: they read weights again, but from
+// the cache, and there are enough of them to keep every multiprocessor busy.
+static bool is_few(const hd_cuda_mul *m) {
+    return m->tile != nullptr ? m->tile_rows == FEW : m->n_row <= 2 * MANY;
+}
+
+static unsigned tiles_of(const hd_cuda_mul *m, int n_each) {
+    return (unsigned)(m->tile != nullptr ? m->n_tile_max : (m->n_row + n_each - 1) / n_each);
+}
+
+template <int F> static void launch_few(const hd_cuda_mul *m, int n, cudaStream_t stream) {
+    mul_pair p = {{m[0], m[n - 1]}, (m[0].w.n_out + 15) / 16};
+    dim3 grid(tiles_of(m, FEW), (unsigned)p.split, (unsigned)(m->tile != nullptr ? 1 : m->w.n_mat));
+    if (n == 2) {
+        grid.x = grid.x > tiles_of(m + 1, FEW) ? grid.x : tiles_of(m + 1, FEW);
+        grid.y += (unsigned)(m[1].w.n_out + 15) / 16;
+    }
+    if (grid.x == 0) return;
+    if (m->up.data != nullptr)
+        HD_LAUNCH((mul_few<F, 2>), grid, 256, 0, stream, p);
     else
-        HD_LAUNCH(mul_many<F>, grid, 128, 0, stream, *m);
+        HD_LAUNCH((mul_few<F, 1>), grid, 256, 0, stream, p);
+}
+
+template <int F> static void launch_many(const hd_cuda_mul *m, cudaStream_t stream) {
+    dim3 grid(tiles_of(m, MANY), (unsigned)((m->w.n_out + MANY - 1) / MANY),
+              (unsigned)(m->tile != nullptr ? 1 : m->w.n_mat));
+    if (grid.x > 0) HD_LAUNCH(mul_many<F>, grid, 128, 0, stream, *m);
+}
+
+// n products of one format, all with `up` or all without; two: of one matrix each, or of tiles.
+template <int F> static void launch_mul(const hd_cuda_mul *m, int n, cudaStream_t stream) {
+    if (is_few(&m[0]) && is_few(&m[n - 1])) {
+        launch_few<F>(m, n, stream);
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        hd_cuda_mul one = m[i];
+        one.up.data = nullptr;
+        if (is_few(&m[i]))
+            launch_few<F>(&m[i], 1, stream);
+        else
+            launch_many<F>(&one, stream);
+        if (is_few(&m[i]) || m[i].up.data == nullptr) continue;
+        one.w = m[i].up, one.into = HD_CUDA_SWIGLU;
+        launch_many<F>(&one, stream);
+    }
 }
 
 #define HD_CUDA_MUL_OF(F)                                                                          \
-    extern "C" void hd_cuda_mul_##F(const hd_cuda_mul *m, cudaStream_t stream) {                   \
-        launch_mul<F>(m, stream);                                                                  \
+    extern "C" void hd_cuda_mul_##F(const hd_cuda_mul *m, int n, cudaStream_t stream) {            \
+        launch_mul<F>(m, n, stream);                                                               \
     }

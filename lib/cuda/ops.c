@@ -12,17 +12,17 @@ static void run_mul(hd_cuda *c, const hd_weight *w, const float *x, float *y, in
                     enum hd_cuda_into into) {
     hd_cuda_mul m = mul_of(w, x, y, n_row);
     m.into = into;
-    hd_cuda_run_mul(&m, c->stream);
+    hd_cuda_run_mul(&m, 1, c->stream);
 }
 
 static void norm(hd_cuda *c, hd_cuda_norm a) { hd_cuda_run_norm(&a, c->stream); }
 
-void hd_cuda_op_embed(void *ctx, const struct hd_op_embed *args) {
+void hd_cuda_now_embed(void *ctx, const struct hd_op_embed *args) {
     hd_cuda *c = ctx;
     hd_cuda_run_embed(hd_cuda_mat_of(args->table), args->token, args->n_row, args->x, c->stream);
 }
 
-void hd_cuda_op_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
+void hd_cuda_now_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
     hd_cuda *c = ctx;
     const struct hd_op_mla_qkv *a = args;
     int n_row = a->batch->n_row;
@@ -33,10 +33,11 @@ void hd_cuda_op_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
                            .eps = a->eps,
                            .n_row = n_row,
                            .n = a->d_model});
-    if (a->q) {
-        run_mul(c, a->q, c->normed, a->q_out, n_row, HD_CUDA_STORE);
-    } else {
-        run_mul(c, a->q_a, c->normed, c->a, n_row, HD_CUDA_STORE);
+    const hd_cuda_mul in[2] = {
+        mul_of(a->q ? a->q : a->q_a, c->normed, a->q ? a->q_out : c->a, n_row),
+        mul_of(a->kv_a, c->normed, c->kv, n_row)};
+    hd_cuda_run_mul(in, 2, c->stream);
+    if (!a->q) {
         norm(c, (hd_cuda_norm){.x = c->a,
                                .w = a->q_a_norm,
                                .out = c->a,
@@ -45,7 +46,6 @@ void hd_cuda_op_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
                                .n = a->q_a->n_out});
         run_mul(c, a->q_b, c->a, a->q_out, n_row, HD_CUDA_STORE);
     }
-    run_mul(c, a->kv_a, c->normed, c->kv, n_row, HD_CUDA_STORE);
     hd_cuda_run_mla_finish(a, c->kv, c->stream);
 }
 
@@ -66,7 +66,7 @@ static void attend_wave(hd_cuda *c, const struct hd_op_mla_attn *a, int row0, in
     hd_cuda_mul into = mul_of(a->k_b, q, c->q_abs, n);
     into.ldx = h * q_width, into.x_mat = q_width;
     into.ldy = h * n_c, into.y_mat = n_c;
-    hd_cuda_run_mul(&into, c->stream);
+    hd_cuda_run_mul(&into, 1, c->stream);
     hd_cuda_attn attn = {.q0 = c->q_abs,
                          .ldq0 = n_c,
                          .n_q0 = a->n_c,
@@ -94,10 +94,10 @@ static void attend_wave(hd_cuda *c, const struct hd_op_mla_attn *a, int row0, in
     hd_cuda_mul out = mul_of(a->v_b, c->u, a->out + (size_t)row0 * h * n_v, n);
     out.ldx = h * n_c, out.x_mat = n_c;
     out.ldy = h * n_v, out.y_mat = n_v;
-    hd_cuda_run_mul(&out, c->stream);
+    hd_cuda_run_mul(&out, 1, c->stream);
 }
 
-void hd_cuda_op_mla_attn(void *ctx, const struct hd_op_mla_attn *args) {
+void hd_cuda_now_mla_attn(void *ctx, const struct hd_op_mla_attn *args) {
     hd_cuda *c = ctx;
     int n_row = args->batch->n_row;
     HD_ASSERT(n_row <= c->limits.n_row && args->n_head <= c->limits.n_head);
@@ -108,7 +108,7 @@ void hd_cuda_op_mla_attn(void *ctx, const struct hd_op_mla_attn *args) {
     }
 }
 
-void hd_cuda_op_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
+void hd_cuda_now_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
     hd_cuda *c = ctx;
     const struct hd_op_gqa_qkv *a = args;
     int n_row = a->batch->n_row;
@@ -121,12 +121,13 @@ void hd_cuda_op_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
                            .n = a->d_model});
     float *k = c->kv, *v = c->kv + (size_t)n_row * (size_t)a->k->n_out;
     run_mul(c, a->q, c->normed, a->q_out, n_row, HD_CUDA_STORE);
-    run_mul(c, a->k, c->normed, k, n_row, HD_CUDA_STORE);
-    run_mul(c, a->v, c->normed, v, n_row, HD_CUDA_STORE);
+    const hd_cuda_mul kv[2] = {mul_of(a->k, c->normed, k, n_row),
+                               mul_of(a->v, c->normed, v, n_row)};
+    hd_cuda_run_mul(kv, 2, c->stream);
     hd_cuda_run_gqa_finish(a, k, v, c->stream);
 }
 
-void hd_cuda_op_gqa_attn(void *ctx, const struct hd_op_gqa_attn *args) {
+void hd_cuda_now_gqa_attn(void *ctx, const struct hd_op_gqa_attn *args) {
     hd_cuda *c = ctx;
     const struct hd_op_gqa_attn *a = args;
     HD_ASSERT(a->batch->n_row <= c->limits.n_row && a->batch == &c->batch);
@@ -154,18 +155,19 @@ void hd_cuda_op_gqa_attn(void *ctx, const struct hd_op_gqa_attn *args) {
     hd_cuda_run_attn(&attn, c->stream);
 }
 
-void hd_cuda_op_proj_add(void *ctx, const struct hd_op_proj_add *args) {
+void hd_cuda_now_proj_add(void *ctx, const struct hd_op_proj_add *args) {
     run_mul(ctx, args->w, args->a, args->x, args->n_row, HD_CUDA_ADD);
 }
 
 /* out = silu(gate x) * (up x) */
-static void gated(hd_cuda *c, const hd_weight *gate, const hd_weight *up, const float *x,
-                  float *out, int n_row) {
-    run_mul(c, gate, x, out, n_row, HD_CUDA_STORE);
-    run_mul(c, up, x, out, n_row, HD_CUDA_SWIGLU);
+static hd_cuda_mul gated(const hd_weight *gate, const hd_weight *up, const float *x, float *out,
+                         int n_row) {
+    hd_cuda_mul m = mul_of(gate, x, out, n_row);
+    m.up = *hd_cuda_mat_of(up);
+    return m;
 }
 
-void hd_cuda_op_ffn(void *ctx, const struct hd_op_ffn *args) {
+void hd_cuda_now_ffn(void *ctx, const struct hd_op_ffn *args) {
     hd_cuda *c = ctx;
     HD_ASSERT(args->n_row <= c->limits.n_row);
     norm(c, (hd_cuda_norm){.x = args->x,
@@ -174,11 +176,12 @@ void hd_cuda_op_ffn(void *ctx, const struct hd_op_ffn *args) {
                            .eps = args->eps,
                            .n_row = args->n_row,
                            .n = args->d_model});
-    gated(c, args->gate, args->up, c->normed, c->a, args->n_row);
+    hd_cuda_mul in = gated(args->gate, args->up, c->normed, c->a, args->n_row);
+    hd_cuda_run_mul(&in, 1, c->stream);
     run_mul(c, args->down, c->a, args->x, args->n_row, HD_CUDA_ADD);
 }
 
-void hd_cuda_op_route(void *ctx, const struct hd_op_route *args) {
+void hd_cuda_now_route(void *ctx, const struct hd_op_route *args) {
     hd_cuda *c = ctx;
     HD_ASSERT(args->n_row <= c->limits.n_row && args->n_expert <= c->limits.n_expert);
     norm(c, (hd_cuda_norm){.x = args->x,
@@ -191,13 +194,13 @@ void hd_cuda_op_route(void *ctx, const struct hd_op_route *args) {
     hd_cuda_run_select(args, c->score, c->stream);
 }
 
-void hd_cuda_op_moe(void *ctx, const struct hd_op_moe *args) {
+void hd_cuda_now_moe(void *ctx, const struct hd_op_moe *args) {
     hd_cuda *c = ctx;
     const struct hd_op_moe *a = args;
     int n_expert = a->gate->n_mat, n_pick = a->n_row * a->n_used;
     HD_ASSERT(a->n_row <= c->limits.n_row && a->n_used <= c->limits.n_used);
     HD_ASSERT(n_expert <= c->limits.n_expert);
-    bool is_few = n_pick <= n_expert * HD_CUDA_FEW_ROWS; /* rows of an expert, about */
+    bool is_few = n_pick <= n_expert * HD_CUDA_MANY_ROWS / 2; /* rows of an expert, about */
     int tile_rows = is_few ? HD_CUDA_FEW_ROWS : HD_CUDA_MANY_ROWS;
     hd_cuda_run_sort(&(hd_cuda_sort){.expert = a->expert,
                                      .n_row = a->n_row,
@@ -210,21 +213,20 @@ void hd_cuda_op_moe(void *ctx, const struct hd_op_moe *args) {
                                      .n_tile = c->n_tile},
                      c->stream);
     int n_busy = n_pick < n_expert ? n_pick : n_expert;
-    hd_cuda_mul m = mul_of(a->gate, a->normed, c->hidden, n_pick);
-    m.x_row = c->row_of;
-    m.tile = c->tile, m.n_tile = c->n_tile, m.tile_rows = tile_rows;
-    m.n_tile_max = n_pick / tile_rows + n_busy;
-    hd_cuda_run_mul(&m, c->stream);
-    m.w = *hd_cuda_mat_of(a->up), m.into = HD_CUDA_SWIGLU;
-    hd_cuda_run_mul(&m, c->stream);
-    m.w = *hd_cuda_mat_of(a->down), m.into = HD_CUDA_STORE;
-    m.x = c->hidden, m.ldx = (size_t)m.w.n_in, m.x_row = NULL;
-    m.y = c->picked, m.ldy = (size_t)m.w.n_out;
-    hd_cuda_run_mul(&m, c->stream);
-    if (a->shared_gate) {
-        gated(c, a->shared_gate, a->shared_up, a->normed, c->a, a->n_row);
-        run_mul(c, a->shared_down, c->a, c->shared, a->n_row, HD_CUDA_STORE);
-    }
+    /* The routed experts and the shared one side by side. */
+    int n_mul = a->shared_gate ? 2 : 1;
+    hd_cuda_mul m[2] = {gated(a->gate, a->up, a->normed, c->hidden, n_pick)};
+    m[0].x_row = c->row_of;
+    m[0].tile = c->tile, m[0].n_tile = c->n_tile, m[0].tile_rows = tile_rows;
+    m[0].n_tile_max = n_pick / tile_rows + n_busy;
+    if (a->shared_gate) m[1] = gated(a->shared_gate, a->shared_up, a->normed, c->a, a->n_row);
+    hd_cuda_run_mul(m, n_mul, c->stream);
+    hd_cuda_mul down = mul_of(a->down, c->hidden, c->picked, n_pick);
+    down.tile = m[0].tile, down.n_tile = m[0].n_tile;
+    down.tile_rows = tile_rows, down.n_tile_max = m[0].n_tile_max;
+    m[0] = down;
+    if (a->shared_gate) m[1] = mul_of(a->shared_down, c->a, c->shared, a->n_row);
+    hd_cuda_run_mul(m, n_mul, c->stream);
     hd_cuda_run_combine(&(hd_cuda_combine){.y = c->picked,
                                            .weight = a->weight,
                                            .shared = a->shared_gate ? c->shared : NULL,
@@ -236,7 +238,7 @@ void hd_cuda_op_moe(void *ctx, const struct hd_op_moe *args) {
                         c->stream);
 }
 
-void hd_cuda_op_head(void *ctx, const struct hd_op_head *args) {
+void hd_cuda_now_head(void *ctx, const struct hd_op_head *args) {
     hd_cuda *c = ctx;
     HD_ASSERT(args->n_out <= c->limits.n_out || args->n_out <= c->limits.n_row);
     norm(c, (hd_cuda_norm){.x = args->x,

@@ -2,17 +2,38 @@
 // are.
 #include "cuda/decode.cuh"
 
-#define ROW(F) extern "C" void hd_cuda_mul_##F(const hd_cuda_mul *m, cudaStream_t stream);
+#define ROW(F) extern "C" void hd_cuda_mul_##F(const hd_cuda_mul *m, int n, cudaStream_t stream);
 HD_CUDA_FORMATS(ROW)
 #undef ROW
 
-extern "C" void hd_cuda_run_mul(const hd_cuda_mul *m, cudaStream_t stream) {
+static void run_format(const hd_cuda_mul *m, int n, cudaStream_t stream) {
     switch (m->w.format) {
 #define ROW(F)                                                                                     \
-    case F: hd_cuda_mul_##F(m, stream); break;
+    case F: hd_cuda_mul_##F(m, n, stream); break;
         HD_CUDA_FORMATS(ROW)
 #undef ROW
     default: break; // hd_cuda_can_decode was asked
+    }
+}
+
+extern "C" void hd_cuda_run_mul(const hd_cuda_mul *m, int n, cudaStream_t stream) {
+    bool is_one_format = true;
+    for (int i = 0; i < n; i++) {
+        is_one_format &= m[i].w.format == m->w.format;
+        is_one_format &= m[i].up.data == nullptr || m[i].up.format == m->w.format;
+    }
+    if (is_one_format) {
+        run_format(m, n, stream);
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        hd_cuda_mul one = m[i];
+        if (one.up.data != nullptr && one.up.format != one.w.format) {
+            one.up.data = nullptr;
+            run_format(&one, 1, stream);
+            one.w = m[i].up, one.into = HD_CUDA_SWIGLU;
+        }
+        run_format(&one, 1, stream);
     }
 }
 
@@ -42,6 +63,7 @@ static __device__ float block_sum(float v) {
 
 static __device__ float inverse_rms(const float *x, int n, float eps) {
     float sum = 0;
+#pragma unroll 8
     for (int i = threadIdx.x; i < n; i += BLOCK) sum += x[i] * x[i];
     return 1.0f / sqrtf(block_sum(sum) / (float)n + eps);
 }

@@ -22,18 +22,27 @@ template <int N> static __device__ __forceinline__ void split8(const float v[8],
     }
 }
 
-// Eight inputs from x[k]; those from n on, and all without x, are zero.
+// Eight floats from x[k], which is aligned to 16 bytes; without x zeros.
+static __device__ __forceinline__ void load8(const float *x, int k, float v[8]) {
+    float4 a = {0, 0, 0, 0}, b = a;
+    if (x != nullptr) a = *(const float4 *)(x + k), b = *(const float4 *)(x + k + 4);
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+    v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+// The same from anywhere; those from n on are zero.
+static __device__ __forceinline__ void load_some(const float *x, int k, int n, float v[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = x != nullptr && k + i < n ? x[k + i] : 0;
+}
+
 template <int N>
 static __device__ __forceinline__ void float_terms(const float *x, int k, int n, uint32_t t[][4]) {
     float v[8];
-    if (x != nullptr && k + 8 <= n && ((uintptr_t)(x + k) & 15) == 0) {
-        float4 a = *(const float4 *)(x + k), b = *(const float4 *)(x + k + 4);
-        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-        v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = x != nullptr && k + i < n ? x[k + i] : 0;
-    }
+    if (k + 8 <= n && ((uintptr_t)(x + k) & 15) == 0)
+        load8(x, k, v);
+    else
+        load_some(x, k, n, v);
     split8<N>(v, t);
 }
 

@@ -30,6 +30,25 @@ void hd_tool_dsml_fini(hd_tool_parser *p) {
     hd_buf_fini(&p->dsml.value);
 }
 
+static const char *const blocks[] = {"function_calls", "tool_calls", "calls"};
+
+static bool ends_word(char c) { return c == '>' || hd_tool_is_space(c); }
+
+bool hd_tool_dsml_is_tag(const hd_tool_parser *p, size_t at, bool *may) {
+    static const char *const others[] = {"invoke", "parameter"};
+    at += at < p->n_held && p->held[at] == ' ';
+    size_t n_left = p->n_held - at;
+    *may = false;
+    for (size_t i = 0; i < HD_COUNT_OF(blocks) + HD_COUNT_OF(others); i++) {
+        const char *word = i < HD_COUNT_OF(blocks) ? blocks[i] : others[i - HD_COUNT_OF(blocks)];
+        size_t n = strlen(word);
+        if (memcmp(p->held + at, word, n_left < n ? n_left : n) != 0) continue;
+        if (n_left > n && ends_word(p->held[at + n])) return true;
+        *may |= n_left <= n;
+    }
+    return false;
+}
+
 /* ---- schemas ---- */
 
 static const json_t *properties_of(const hd_tool_parser *p, hd_str name) {
@@ -120,18 +139,26 @@ static void end_value(hd_tool_parser *p) {
     k->kind = HD_VALUE_DROPPED;
 }
 
+/* Of a value that is too long to be checked, what its beginning tells. */
+static bool may_be_json(hd_str value) {
+    value = hd_json_text_trim(value);
+    return value.len > 0 && strchr("{[\"-0123456789", *value.ptr) && *value.ptr;
+}
+
 static void take_value_byte(hd_tool_parser *p) {
     hd_tool_dsml *k = &p->dsml;
     char byte = p->held[0];
     hd_tool_drop(p, 0, 1);
     if (k->kind == HD_VALUE_JSON && k->value.len == HD_TOOL_VALUE_MAX) {
+        hd_str text = hd_buf_str(&k->value);
+        bool is_string = k->wants_string || !may_be_json(text);
         put_key(p);
-        k->kind = k->wants_string ? HD_VALUE_STRING : HD_VALUE_LONG;
-        if (k->wants_string) hd_tool_put_args(p, "\"", 1);
-        if (k->wants_string)
-            put_escaped(p, hd_buf_str(&k->value));
+        k->kind = is_string ? HD_VALUE_STRING : HD_VALUE_LONG;
+        if (is_string) hd_tool_put_args(p, "\"", 1);
+        if (is_string)
+            put_escaped(p, text);
         else
-            hd_tool_put_args(p, k->value.ptr, k->value.len);
+            hd_tool_put_args(p, text.ptr, text.len);
     }
     if (k->kind == HD_VALUE_JSON) hd_buf_add(&k->value, &byte, 1);
     if (k->kind == HD_VALUE_STRING) put_escaped(p, (hd_str){&byte, 1});
@@ -197,12 +224,11 @@ static void close_call(hd_tool_parser *p) {
 }
 
 static void end_tag(hd_tool_parser *p) {
-    static const char *const blocks[] = {"function_calls", "tool_calls", "calls"};
     hd_tool_dsml *k = &p->dsml;
     hd_str tag = hd_json_text_trim(hd_buf_str(&k->tag)), word = tag;
-    for (word.len = 0; word.len < tag.len && !hd_tool_is_space(tag.ptr[word.len]);) word.len++;
+    for (word.len = 0; word.len < tag.len && !ends_word(tag.ptr[word.len]);) word.len++;
     p->place = k->tag_from;
-    if (k->is_too_long) return;
+    if (k->is_too_long || (k->is_end_tag && k->tag_from == HD_AT_TEXT)) return;
     for (size_t i = 0; i < HD_COUNT_OF(blocks); i++) {
         if (!hd_str_eq_c(word, blocks[i])) continue;
         close_call(p);

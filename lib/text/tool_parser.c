@@ -109,15 +109,19 @@ static void take_marker(hd_tool_parser *p, const hd_tool_marker *m) {
         hd_tool_tokens_marker(p, m);
 }
 
-/* Whether a block may begin with it. */
-static bool begins_block(const hd_tool_parser *p, const hd_tool_marker *m) {
-    return !p->is_reasoning && (m->kind == HD_MARK_BLOCK || m->kind == HD_MARK_CALL ||
-                                m->kind == HD_MARK_TAG || m->kind == HD_MARK_TAG_END);
+/* Whether a block may begin with m, held at `at`; *may: more bytes decide. */
+static bool begins_block(const hd_tool_parser *p, size_t at, const hd_tool_marker *m, bool *may) {
+    *may = false;
+    if (p->is_reasoning) return false;
+    if (m->kind == HD_MARK_BLOCK || m->kind == HD_MARK_CALL) return true;
+    return (m->kind == HD_MARK_TAG || m->kind == HD_MARK_TAG_END) &&
+           hd_tool_dsml_is_tag(p, at + m->len, may);
 }
 
 /* Text goes out up to white space or a marker; false: more bytes are needed. */
 static bool take_text(hd_tool_parser *p) {
     const hd_tool_marker *m;
+    bool may = false;
     size_t n = 0;
     while (!p->is_reasoning && n < p->n_held && n < HD_TOOL_SPACE_MAX &&
            hd_tool_is_space(p->held[n]))
@@ -129,9 +133,11 @@ static bool take_text(hd_tool_parser *p) {
     if (n == p->n_held || hd_tool_match(p, n, &m)) return false;
     if (!m) {
         put_text(p, n + 1);
-    } else if (begins_block(p, m)) {
+    } else if (begins_block(p, n, m, &may)) {
         hd_tool_drop(p, 0, n);
         take_marker(p, m);
+    } else if (may) {
+        return false;
     } else {
         hd_tool_drop(p, n, m->len); /* it is no text, wherever it stands */
     }
@@ -171,13 +177,17 @@ void hd_tool_parser_end(hd_tool_parser *p) {
     if (p->has_ended || p->is_full) return;
     p->has_ended = true;
     if (p->place != HD_AT_TEXT) {
-        if (p->format == HD_TOOLS_DSML) hd_tool_dsml_end(p);
+        if (p->format == HD_TOOLS_DSML)
+            hd_tool_dsml_end(p);
+        else
+            hd_tool_tokens_end(p);
         p->n_held = 0;
         return;
     }
     while (n_space < p->n_held && hd_tool_is_space(p->held[n_space])) n_space++;
-    /* More than the "<" of a marker: it is one that was cut off. */
-    if (p->n_held > n_space + 1)
+    size_t n_text = n_space; /* with "<" and "</"; more of a marker is one that was cut off */
+    while (n_text < p->n_held && (p->held[n_text] == '<' || p->held[n_text] == '/')) n_text++;
+    if (n_text < p->n_held)
         p->n_held = 0;
     else
         put_text(p, p->n_held);

@@ -2,8 +2,8 @@
  *
  * Markers are the tokens of their texts where the tokenizer has them (then the same text spelt by
  * other tokens is only text), else the texts. A block counts in the content only. Tolerated: a
- * missing block opener, fence or closer, text between and after calls. A call cut short by the end
- * keeps what came of its arguments; a call whose name did not come is dropped.
+ * missing block opener, separator, fence or closer, text between and after calls. A call cut short
+ * by the end keeps what came of its arguments; a call whose name did not come is dropped.
  *
  * The end of the text that may become a marker, and white space before it, are held back: at most
  * HD_TOOL_HELD_MAX bytes. Allocates only in hd_tool_parser_new. One owner at a time. */

@@ -1,7 +1,7 @@
 /* Calls between tokens: V3, R1 and V3.1. A marker ends whatever is open before it. */
 #include "text/tool_parser_impl.h"
 
-#include <string.h>
+#include "text/json_text.h"
 
 void hd_tool_tokens_init(hd_tool_parser *p, const hd_tokenizer *t) {
     static const struct {
@@ -53,19 +53,28 @@ void hd_tool_tokens_marker(hd_tool_parser *p, const hd_tool_marker *m) {
     p->tokens.n_head = p->tokens.n_name = 0;
 }
 
+/* Before the separator stands "function", the name after it. */
+static bool has_type(const hd_tool_tokens *k) {
+    return hd_str_eq_c(hd_json_text_trim((hd_str){k->head, k->n_head}), "function");
+}
+
 /* One more than HD_TOOL_NAME_MAX: too long, and no call. */
 static void add_to_name(char *name, size_t *n, char byte) {
     if (*n <= HD_TOOL_NAME_MAX) name[(*n)++] = byte;
+}
+
+static bool ends_name(const char *name, size_t n, char byte) {
+    bool is_blank = hd_json_text_trim((hd_str){name, n}).len == 0;
+    return byte == '{' || byte == '`' || (byte == '\n' && !is_blank);
 }
 
 /* Between the separator and the arguments: the name, where "function" stands before. False: the
  * byte belongs to the arguments. */
 static bool take_name(hd_tool_parser *p, char byte) {
     hd_tool_tokens *k = &p->tokens;
-    bool has_type = k->n_head == 8 && memcmp(k->head, "function", 8) == 0;
     bool is_args = byte == '{' || byte == '`';
     if (k->n_name == 0 && hd_tool_is_space(byte)) return true;
-    if (k->n_name == 0 && (is_args || !has_type)) {
+    if (k->n_name == 0 && (is_args || !has_type(k))) {
         open_call(p, k->head, k->n_head);
         return false;
     }
@@ -115,7 +124,10 @@ void hd_tool_tokens_byte(hd_tool_parser *p) {
     hd_tool_tokens *k = &p->tokens;
     char byte = p->held[0];
     bool is_taken = true;
-    if (p->place == HD_AT_HEAD) {
+    if (p->place == HD_AT_HEAD && ends_name(k->head, k->n_head, byte)) {
+        p->place = HD_AT_SEP; /* the separator was left out */
+        is_taken = false;
+    } else if (p->place == HD_AT_HEAD) {
         add_to_name(k->head, &k->n_head, byte);
     } else if (p->place == HD_AT_SEP) {
         is_taken = take_name(p, byte);
@@ -136,4 +148,10 @@ void hd_tool_tokens_byte(hd_tool_parser *p) {
         if (track_json(k, byte)) p->place = HD_AT_ARGS_END;
     }
     if (is_taken) hd_tool_drop(p, 0, 1); /* between calls, after arguments: nothing */
+}
+
+/* A call cut off between its name and its arguments is one without these. */
+void hd_tool_tokens_end(hd_tool_parser *p) {
+    hd_tool_tokens *k = &p->tokens;
+    if (p->place == HD_AT_SEP && !has_type(k)) open_call(p, k->head, k->n_head);
 }

@@ -500,6 +500,21 @@ static void slips_in_tokens(void **state) {
     clear(&want);
     expect_call(&want, "f", "[1, 2]"); /* no object: as it is */
     reads("deepseek_v3.1", CALLS CALL "f" SEP "[1, 2] \n" CALL_END CALLS_END, none, &want);
+    clear(&want); /* without the separator, in either form */
+    expect_call(&want, "f", "{\"a\": 1}");
+    expect_call(&want, "g", "{}");
+    reads("deepseek_v3", CALLS CALL "f\n```json\n{\"a\": 1}\n```" CALL_END CALL "g{}" CALLS_END,
+          none, &want);
+    reads("deepseek_v3",
+          CALLS CALL "function\nf\r\n```json\r\n{\"a\": 1}\r\n```" CALL_END CALL "g```json\n{}```",
+          none, &want);
+    clear(&want); /* cut off after the name, which the separator ended */
+    expect_call(&want, "f", "");
+    reads("deepseek_v3.1", CALLS CALL "f" SEP, none, &want);
+    reads("deepseek_v3.1", CALLS CALL "f" SEP "\n", none, &want);
+    clear(&want); /* it may go on */
+    reads("deepseek_v3.1", CALLS CALL "f", none, &want);
+    reads("deepseek_v3", CALLS CALL "function" SEP "f", none, &want);
     clear(&want); /* no name, no call */
     reads("deepseek_v3.1", CALLS CALL SEP "{}" CALL_END CALL " " SEP CALL_END CALLS_END, none,
           &want);
@@ -577,33 +592,54 @@ static void slips_in_dsml(void **state) {
             "invoke name=\"g\">" PARAM("arguments", "false", "{}") E
           "invoke>" D "invoke>" PARAM("x", "true", "y") E "invoke>",
           (hd_text_stream_options){.tool = &f_tool, .n_tool = 1}, &want);
-    clear(&want);
-    add_c(&want.content,
-          "a b"); /* a tag of another kind is no text, nor is white space before it */
-    reads("deepseek_v4",
-          "a " D "thing>"
-          " b",
-          none, &want);
 }
 
-/* A value of more than 64 KiB that is no string is passed on unchecked. */
+/* What is no tag of a call is text, but for the marker. */
+static void text_about_dsml(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *content;
+    } rows[] = {
+        {"a \n" D "thing> b", "a \nthing> b"},
+        {"The " D " marker begins tags.\nIt is one token",
+         "The  marker begins tags.\nIt is one token"},
+        {D D "invoked " E "call " D "  calls", "invoked call   calls"},
+        {"a" E "tool_calls> b" E "invoke>c", "a bc"}, /* closers of nothing */
+        {"x " D "par", "x"},                          /* cut off */
+        {"x " D, "x"},
+        {"if a </", "if a </"},
+        {"if a <", "if a <"},
+        {"a <</", "a <</"},
+    };
+    for (size_t i = 0; i < HD_COUNT_OF(rows); i++) {
+        clear(&want);
+        add_c(&want.content, rows[i].content);
+        reads("deepseek_v4", rows[i].text, none, &want);
+        reads("deepseek_v3.2", rows[i].text, none, &want);
+    }
+}
+
+/* A value of more than 64 KiB that is no string is passed on unchecked, if it begins as JSON does.
+ */
 static void long_values(void **state) {
     (void)state;
     enum { n_value = HD_TOOL_VALUE_MAX + 1000 };
     static char text[n_value + 400], expected[n_value + 40];
     hd_text_stream_options so = {.parse_tools = true};
-    for (int is_string = 0; is_string < 2; is_string++) {
+    for (int kind = 0; kind < 3; kind++) {
+        bool is_string = kind > 0;
+        char byte = kind == 2 ? 'x' : '7';
         hd_stream *s;
         hd_ids ids = {0};
         hd_buf args;
         size_t n = (size_t)snprintf(text, sizeof text,
                                     D "tool_calls>" D "invoke name=\"f\">" D
                                       "parameter name=\"a\" string=\"%s\">",
-                                    is_string ? "true" : "false");
-        memset(text + n, '7', n_value);
+                                    kind == 1 ? "true" : "false");
+        memset(text + n, byte, n_value);
         snprintf(text + n + n_value, 200, E "parameter>" E "invoke>" E "tool_calls>");
         n = (size_t)snprintf(expected, sizeof expected, is_string ? "{\"a\": \"" : "{\"a\": ");
-        memset(expected + n, '7', n_value);
+        memset(expected + n, byte, n_value);
         snprintf(expected + n + n_value, 8, "%s", is_string ? "\"}" : "}");
         hd_buf_init(&args, 1 << 20);
         hd_tokenizer_encode(with_ids, hd_str_of(text), true, &ids);
@@ -747,6 +783,9 @@ static void stop_strings(void **state) {
     clear(&want);
     add_c(&want.content, "a\n");
     reads("deepseek_v3.1", "a\nSTOP" CALLS CALL "f" SEP "{}" CALL_END CALLS_END, so, &want);
+    clear(&want); /* what came before it might have begun a marker */
+    add_c(&want.content, "<b>a </");
+    reads("deepseek_v4", "<b>a </STOP", so, &want);
     /* The forced beginning of a call is the prompt's: nothing in it stops. */
     clear(&want);
     expect_call(&want, "STOP", "{\"a\": 1}");
@@ -769,11 +808,17 @@ static void stop_strings(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_grouping),     cmocka_unit_test(cut_off),
-        cmocka_unit_test(slips_in_tokens),  cmocka_unit_test(slips_in_dsml),
-        cmocka_unit_test(long_values),      cmocka_unit_test(control_tokens_too),
-        cmocka_unit_test(around_the_texts), cmocka_unit_test(a_block_counts_in_content_only),
-        cmocka_unit_test(bounds),           cmocka_unit_test(stop_strings),
+        cmocka_unit_test(any_grouping),
+        cmocka_unit_test(cut_off),
+        cmocka_unit_test(slips_in_tokens),
+        cmocka_unit_test(slips_in_dsml),
+        cmocka_unit_test(text_about_dsml),
+        cmocka_unit_test(long_values),
+        cmocka_unit_test(control_tokens_too),
+        cmocka_unit_test(around_the_texts),
+        cmocka_unit_test(a_block_counts_in_content_only),
+        cmocka_unit_test(bounds),
+        cmocka_unit_test(stop_strings),
     };
     return cmocka_run_group_tests(tests, load_all, free_all);
 }

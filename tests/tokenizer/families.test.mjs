@@ -211,7 +211,7 @@ test('what GGUF cannot say is not converted', () => {
 // Each code point after and before a letter, a space, a digit and punctuation. All of them when
 // HADAL_TEST_LINES asks for much, else other ones each time.
 test('code points in every pre-tokenizer', async () => {
-  const step = nLines >= 200000 ? 1 : 16;
+  const step = nLines >= 200000 ? 1 : 64;
   const from = below(step);
   const texts = [];
   for (let cp = 0; cp < 0x110000; cp += 16) {

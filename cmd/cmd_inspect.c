@@ -47,15 +47,12 @@ static struct part_sum sum_of(const struct job *j, int part, enum hd_format f) {
 
 /* "F32, BF16": the formats of a part. */
 static void part_formats(const struct job *j, int part, char out[64]) {
-    size_t n = 0;
     out[0] = 0;
     for (int f = 0; f < HD_FORMAT_COUNT; f++)
         for (size_t i = 0; i < hd_canon_count(j->k); i++) {
             const hd_canon_tensor *t = hd_canon_at(j->k, i);
             if ((int)t->format != f || (int)hd_part_of(t->name) != part) continue;
-            if (n < 50)
-                n += (size_t)snprintf(out + n, 64 - n, "%s%s", n ? ", " : "",
-                                      hd_format_get((enum hd_format)f)->name);
+            hd_list_add(out, 64, hd_format_get((enum hd_format)f)->name);
             break;
         }
 }

@@ -227,12 +227,9 @@ static struct total total_of(const struct hd_target *t, int part) {
 
 /* "BF16", or "BF16, F32" when a part has several. */
 static void formats_text(const bool *is_there, char out[64]) {
-    size_t n = 0;
     out[0] = 0;
     for (int f = 0; f < HD_FORMAT_COUNT; f++)
-        if (is_there[f] && n < 56)
-            n += (size_t)snprintf(out + n, 64 - n, "%s%s", n ? ", " : "",
-                                  hd_format_get((enum hd_format)f)->name);
+        if (is_there[f]) hd_list_add(out, 64, hd_format_get((enum hd_format)f)->name);
 }
 
 static void report_line(const struct hd_target *t, const char *name, const struct total *sum) {

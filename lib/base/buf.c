@@ -49,6 +49,13 @@ const char *hd_show(hd_str text) {
     return out;
 }
 
+void hd_list_add(char *list, size_t room, const char *item) {
+    size_t n = strlen(list);
+    const char *between = n > 0 ? ", " : "";
+    if (strlen(between) + strlen(item) < room - n)
+        snprintf(list + n, room - n, "%s%s", between, item);
+}
+
 void hd_buf_init(hd_buf *b, size_t cap) { *b = (hd_buf){.cap = cap}; }
 
 void hd_buf_fini(hd_buf *b) {

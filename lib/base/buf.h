@@ -24,6 +24,8 @@ bool hd_str_ends_c(hd_str a, const char *end);
 /* Text from a file or a client for a message: at most 80 bytes, bytes that could spoil a terminal
  * or a line as '?'. Valid on this thread until the next eight calls. */
 const char *hd_show(hd_str text);
+/* Appends to the text in list[room], "a, b, c" in the end; an item without room is left out. */
+void hd_list_add(char *list, size_t room, const char *item);
 
 typedef struct hd_buf {
     char *ptr; /* NUL-terminated whenever len > 0 */

@@ -56,7 +56,7 @@ hd_status hd_alloc_large(size_t n_byte, void **out) {
     *out = NULL;
     if (n_byte > SIZE_MAX - 64)
         return HD_FAIL(NO_MEMORY, "allocation of %zu bytes overflows", n_byte);
-    size_t size = (n_byte + 63) & ~(size_t)63;
+    size_t size = hd_align_up(n_byte, 64);
     void *p = aligned_alloc(64, size ? size : 64);
     if (!p) return HD_FAIL(NO_MEMORY, "host has no %zu bytes of memory", n_byte);
     zero(p, size);
@@ -92,7 +92,7 @@ void hd_arena_free(hd_arena *a) {
 
 void *hd_arena_alloc(hd_arena *a, size_t n_byte) {
     HD_ASSERT(n_byte < SIZE_MAX / 2);
-    size_t size = (n_byte + 15) & ~(size_t)15;
+    size_t size = hd_align_up(n_byte, 16);
     struct block *b = a->head;
     if (!b || b->size - b->used < size) {
         size_t room = size > a->block_bytes ? size : a->block_bytes;

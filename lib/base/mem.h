@@ -11,6 +11,11 @@
 
 #include <stddef.h>
 
+/* The least multiple of align (a power of two) that is not below n_byte. */
+static inline size_t hd_align_up(size_t n_byte, size_t align) {
+    return (n_byte + align - 1) & ~(align - 1);
+}
+
 void *hd_alloc(size_t n_byte);                /* uninitialised; aborts on failure */
 void *hd_alloc_zero(size_t n, size_t n_byte); /* zeroed array; aborts on overflow or failure */
 void *hd_realloc(void *p, size_t n_byte);     /* aborts on failure */

@@ -32,10 +32,8 @@ static hd_status open_named(const struct backend *b, const hd_dev_config *config
 
 static hd_status unknown_name(const char *name) {
     char known[256] = "auto";
-    for (size_t i = 0; i < HD_COUNT_OF(backends); i++) {
-        strncat(known, ", ", sizeof known - strlen(known) - 1);
-        strncat(known, backends[i].name, sizeof known - strlen(known) - 1);
-    }
+    for (size_t i = 0; i < HD_COUNT_OF(backends); i++)
+        hd_list_add(known, sizeof known, backends[i].name);
     return HD_FAIL(UNSUPPORTED, "no backend \"%s\"; known: %s", name, known);
 }
 

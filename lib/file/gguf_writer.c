@@ -135,9 +135,7 @@ void hd_gguf_set_raw(hd_gguf_writer *w, hd_str key, uint32_t type, hd_str bytes)
     hd_buf_add(&w->kv, bytes.ptr, bytes.len);
 }
 
-static uint64_t aligned(uint64_t n) {
-    return (n + HD_GGUF_ALIGN - 1) / HD_GGUF_ALIGN * HD_GGUF_ALIGN;
-}
+static size_t aligned(uint64_t n) { return hd_align_up((size_t)n, HD_GGUF_ALIGN); }
 
 void hd_gguf_declare(hd_gguf_writer *w, const char *name, enum hd_format f, int n_dim,
                      const int64_t *ne) {
@@ -169,7 +167,7 @@ static hd_status put(hd_gguf_writer *w, const void *p, size_t n) {
 
 static hd_status pad(hd_gguf_writer *w, uint64_t n) {
     static const char zeros[HD_GGUF_ALIGN];
-    return put(w, zeros, (size_t)(aligned(n) - n));
+    return put(w, zeros, aligned(n) - (size_t)n);
 }
 
 /* Moves past finished tensors, padding each. */

@@ -57,8 +57,7 @@ static hd_status read_dtype(const struct reader *r, hd_str name, const json_t *v
             *out = hd_file_type_of((enum hd_format)f);
             return HD_OK;
         }
-        size_t n = strlen(known);
-        snprintf(known + n, sizeof known - n, "%s%s", n ? ", " : "", st);
+        hd_list_add(known, sizeof known, st);
     }
     for (size_t i = 0; i < HD_COUNT_OF(other_types); i++)
         if (strcmp(other_types[i].name, json_string_value(v)) == 0) {

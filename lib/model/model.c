@@ -84,7 +84,7 @@ static hd_status open_kv(hd_model *m) {
     size_t n_row = (size_t)m->opt.n_page * (size_t)m->opt.page_tok;
     for (int i = 0; i < m->n_kv_kind; i++) {
         size_t row_bytes = hd_format_bytes(m->opt.kv_format, (size_t)kind[i].row_elems);
-        size_t layer_bytes = (n_row * row_bytes + 63) & ~(size_t)63;
+        size_t layer_bytes = hd_align_up(n_row * row_bytes, 64);
         void *base;
         hd_status s = device_memory(m, (size_t)m->hp.n_layer, layer_bytes, &base);
         if (s != HD_OK)

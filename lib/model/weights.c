@@ -39,7 +39,7 @@ static bool is_aligned(const void *p, enum hd_format f) {
 /* Pointers to the n_mat matrices of t; those that cannot be read in place go to one owned block. */
 static hd_status matrix_pointers(hd_model *m, const hd_canon_tensor *t, int n_mat, size_t n_byte,
                                  const void **mat) {
-    size_t stride = (n_byte + 63) & ~(size_t)63;
+    size_t stride = hd_align_up(n_byte, 64);
     void *owned = NULL;
     for (int ix = 0; ix < n_mat; ix++) {
         bool is_copied = hd_canon_is_copied(t);

@@ -150,17 +150,9 @@ const hd_format_info *hd_format_get(enum hd_format f) {
 }
 
 static const char *known_names(char *text, size_t room) {
-    size_t n = 0;
     text[0] = 0;
-    for (int f = 0; f < HD_FORMAT_COUNT; f++) {
-        if (formats[f].gguf_id < 0) continue;
-        const char *sep = f ? ", " : "";
-        size_t want = strlen(sep) + strlen(formats[f].name);
-        if (n + want >= room) break;
-        memcpy(text + n, sep, strlen(sep));
-        memcpy(text + n + strlen(sep), formats[f].name, strlen(formats[f].name) + 1);
-        n += want;
-    }
+    for (int f = 0; f < HD_FORMAT_COUNT; f++)
+        if (formats[f].gguf_id >= 0) hd_list_add(text, room, formats[f].name);
     return text;
 }
 

@@ -3,7 +3,6 @@
 
 #include "base/mem.h"
 
-#include <stdio.h>
 #include <string.h>
 
 /* Every marker that markup may hold. */
@@ -60,9 +59,8 @@ const hd_chat_encoding *hd_chat_at(size_t ix) {
 }
 
 void hd_chat_names(char *out, size_t room) {
-    size_t n = 0;
-    for (size_t i = 0; i < hd_chat_row_count && n < room; i++)
-        n += (size_t)snprintf(out + n, room - n, "%s%s", i > 0 ? ", " : "", hd_chat_rows[i].name);
+    out[0] = 0;
+    for (size_t i = 0; i < hd_chat_row_count; i++) hd_list_add(out, room, hd_chat_rows[i].name);
 }
 
 /* The id of an added token, or -1. */

@@ -4,7 +4,6 @@
 #include "base/utf8.h"
 #include "text/split.h"
 
-#include <stdio.h>
 #include <string.h>
 
 struct hd_pretok {
@@ -158,9 +157,8 @@ bool hd_pretok_ignore_merges(const hd_pretok *row) { return row->ignore_merges; 
 
 const char *hd_pretok_known(void) {
     static _Thread_local char text[256];
-    size_t n = 0;
-    for (size_t r = 0; r < HD_COUNT_OF(rows) && n < sizeof text; r++)
-        n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", r ? ", " : "", rows[r].name);
+    text[0] = 0;
+    for (size_t r = 0; r < HD_COUNT_OF(rows); r++) hd_list_add(text, sizeof text, rows[r].name);
     return text;
 }
 

@@ -1,4 +1,4 @@
-/* base: status texts, buffers and the JSON writer, UTF-8 ranges, map, arena. */
+/* base: status texts, buffers, lists and the JSON writer, UTF-8 ranges, map, arena. */
 #include "support/check.h"
 
 #include "base/buf.h"
@@ -29,6 +29,17 @@ static void buf_stops_at_its_cap(void **state) {
     assert_true(b.overflowed);
     assert_string_equal(b.ptr, "12345678");
     hd_buf_fini(&b);
+}
+
+static void list_leaves_out_what_has_no_room(void **state) {
+    (void)state;
+    char list[10] = "";
+    hd_list_add(list, sizeof list, "F32");
+    assert_string_equal(list, "F32");
+    hd_list_add(list, sizeof list, "Q4_K_M"); /* one byte too many, with its NUL */
+    assert_string_equal(list, "F32");
+    hd_list_add(list, sizeof list, "BF16");
+    assert_string_equal(list, "F32, BF16");
 }
 
 static void json_writer_escapes(void **state) {
@@ -127,6 +138,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(error_text_keeps_its_origin),
         cmocka_unit_test(buf_stops_at_its_cap),
+        cmocka_unit_test(list_leaves_out_what_has_no_room),
         cmocka_unit_test(json_writer_escapes),
         cmocka_unit_test(utf8_round_trip_and_refusals),
         cmocka_unit_test(map_finds_what_it_was_given),

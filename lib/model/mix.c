@@ -10,8 +10,8 @@
 enum where { NOWHERE, FIRST, SPREAD };
 
 struct hd_mix {
-    const char *name, *alias;
-    uint32_t file_type; /* llama.cpp's enum llama_ftype */
+    const char *name, *alias; /* alias: or NULL */
+    uint32_t file_type;       /* llama.cpp's enum llama_ftype */
     enum hd_format base, head, attn_output;
     enum hd_format value[2], down[2]; /* elsewhere; in the layers that count more */
     enum where where;
@@ -21,52 +21,45 @@ struct hd_mix {
 /* clang-format off */
 #define ALL(f) .base = HD_##f, .attn_output = HD_##f, .value = {HD_##f, HD_##f}, .down = {HD_##f, HD_##f}
 static const struct hd_mix mixes[] = {
-    {"Q8_0",   "",     7,  .head = HD_Q8_0, ALL(Q8_0)},
-    {"Q6_K",   "",     18, .head = HD_Q6_K, ALL(Q6_K)},
+    {"Q8_0",   NULL,   7,  .head = HD_Q8_0, ALL(Q8_0)},
+    {"Q6_K",   NULL,   18, .head = HD_Q6_K, ALL(Q6_K)},
     {"Q5_K_M", "Q5_K", 17, .base = HD_Q5_K, .head = HD_Q6_K, .attn_output = HD_Q5_K,
      .value = {HD_Q5_K, HD_Q6_K}, .down = {HD_Q5_K, HD_Q6_K}, .where = SPREAD},
-    {"Q5_K_S", "",     16, .head = HD_Q6_K, ALL(Q5_K)},
-    {"Q5_1",   "",     9,  .head = HD_Q6_K, ALL(Q5_1)},
-    {"Q5_0",   "",     8,  .head = HD_Q6_K, ALL(Q5_0)},
+    {"Q5_K_S", NULL,   16, .head = HD_Q6_K, ALL(Q5_K)},
+    {"Q5_1",   NULL,   9,  .head = HD_Q6_K, ALL(Q5_1)},
+    {"Q5_0",   NULL,   8,  .head = HD_Q6_K, ALL(Q5_0)},
     {"Q4_K_M", "Q4_K", 15, .base = HD_Q4_K, .head = HD_Q6_K, .attn_output = HD_Q4_K,
      .value = {HD_Q4_K, HD_Q6_K}, .down = {HD_Q4_K, HD_Q6_K}, .where = SPREAD},
-    {"Q4_K_S", "",     14, .base = HD_Q4_K, .head = HD_Q6_K, .attn_output = HD_Q4_K,
+    {"Q4_K_S", NULL,   14, .base = HD_Q4_K, .head = HD_Q6_K, .attn_output = HD_Q4_K,
      .value = {HD_Q4_K, HD_Q5_K}, .down = {HD_Q4_K, HD_Q5_K}, .where = FIRST},
-    {"Q4_1",   "",     3,  .head = HD_Q6_K, ALL(Q4_1)},
-    {"Q4_0",   "",     2,  .head = HD_Q6_K, ALL(Q4_0)},
-    {"IQ4_NL", "",     25, .base = HD_IQ4_NL, .head = HD_Q6_K, .attn_output = HD_IQ4_NL,
+    {"Q4_1",   NULL,   3,  .head = HD_Q6_K, ALL(Q4_1)},
+    {"Q4_0",   NULL,   2,  .head = HD_Q6_K, ALL(Q4_0)},
+    {"IQ4_NL", NULL,   25, .base = HD_IQ4_NL, .head = HD_Q6_K, .attn_output = HD_IQ4_NL,
      .value = {HD_IQ4_NL, HD_Q5_K}, .down = {HD_IQ4_NL, HD_Q5_K}, .where = FIRST},
-    {"IQ4_XS", "",     30, .base = HD_IQ4_XS, .head = HD_Q6_K, .attn_output = HD_IQ4_XS,
+    {"IQ4_XS", NULL,   30, .base = HD_IQ4_XS, .head = HD_Q6_K, .attn_output = HD_IQ4_XS,
      .value = {HD_IQ4_XS, HD_Q5_K}, .down = {HD_IQ4_XS, HD_Q5_K}, .where = FIRST},
     {"MXFP4_MOE", "MXFP4", 38, .head = HD_Q8_0, ALL(MXFP4), .experts_only = true},
-    {"Q3_K_L", "",     13, .base = HD_Q3_K, .head = HD_Q6_K, .attn_output = HD_Q5_K,
+    {"Q3_K_L", NULL,   13, .base = HD_Q3_K, .head = HD_Q6_K, .attn_output = HD_Q5_K,
      .value = {HD_Q5_K, HD_Q5_K}, .down = {HD_Q5_K, HD_Q5_K}},
     {"Q3_K_M", "Q3_K", 12, .base = HD_Q3_K, .head = HD_Q6_K, .attn_output = HD_Q4_K,
      .value = {HD_Q4_K, HD_Q5_K}, .down = {HD_Q4_K, HD_Q5_K}, .where = FIRST},
-    {"Q3_K_S", "",     11, .head = HD_Q6_K, ALL(Q3_K)},
-    {"Q2_K",   "",     10, .base = HD_Q2_K, .head = HD_Q6_K, .attn_output = HD_Q3_K,
+    {"Q3_K_S", NULL,   11, .head = HD_Q6_K, ALL(Q3_K)},
+    {"Q2_K",   NULL,   10, .base = HD_Q2_K, .head = HD_Q6_K, .attn_output = HD_Q3_K,
      .value = {HD_Q4_K, HD_Q4_K}, .down = {HD_Q3_K, HD_Q3_K}},
 };
 /* clang-format on */
 
 hd_status hd_mix_by_name(const char *name, const hd_mix **out) {
     for (size_t i = 0; i < HD_COUNT_OF(mixes); i++)
-        if (strcasecmp(name, mixes[i].name) == 0 || strcasecmp(name, mixes[i].alias) == 0) {
+        if (strcasecmp(name, mixes[i].name) == 0 ||
+            (mixes[i].alias && strcasecmp(name, mixes[i].alias) == 0)) {
             *out = &mixes[i];
             return HD_OK;
         }
-    hd_buf known;
-    hd_buf_init(&known, 1024);
-    hd_mix_names(&known);
-    hd_status s =
-        HD_FAIL(UNSUPPORTED, "quantisation type %.40s: expected one of %s", name, known.ptr);
-    hd_buf_fini(&known);
-    return s;
-}
-
-void hd_mix_names(hd_buf *b) {
-    for (size_t i = 0; i < HD_COUNT_OF(mixes); i++)
-        hd_buf_addf(b, "%s%s", i ? ", " : "", mixes[i].name);
+    char known[256] = "";
+    for (size_t i = 0; i < HD_COUNT_OF(mixes); i++) hd_list_add(known, sizeof known, mixes[i].name);
+    return HD_FAIL(UNSUPPORTED, "quantisation type \"%s\": expected one of %s",
+                   hd_show(hd_str_of(name)), known);
 }
 
 const char *hd_mix_name(const hd_mix *m) { return m->name; }

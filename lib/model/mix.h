@@ -17,7 +17,5 @@ uint32_t hd_mix_file_type(const hd_mix *m);  /* general.file_type */
 enum hd_format hd_mix_base(const hd_mix *m); /* of most weights */
 /* What the mix wants for a matrix, whatever its shape; hd_export_format says what fits. */
 enum hd_format hd_mix_format(const hd_mix *m, const hd_hparams *hp, const hd_canon_tensor *t);
-/* Names, for help: "Q2_K, Q3_K_S, ...". */
-void hd_mix_names(hd_buf *b);
 
 #endif

@@ -176,7 +176,9 @@ test('the table of docs/precision.md can be made again', () => {
 test('usage', () => {
   refuse(2, /expected --type/, 'quantize', mini, to('x.gguf'));
   refuse(2, /expected MODEL and TARGET, found 1/, 'quantize', '--type', 'Q4_K', mini);
-  refuse(1, /quantisation type q9_z: expected one of Q8_0, Q6_K, .*Q2_K/, 'quantize', '--type', 'q9_z', mini, to('x.gguf'));
+  for (const name of ['q9_z', ''])
+    refuse(1, new RegExp(`quantisation type "${name}": expected one of Q8_0, Q6_K, .*Q2_K`),
+      'quantize', '--type', name, mini, to('x.gguf'));
   writeFileSync(to('kept.gguf'), 'precious');
   refuse(1, /kept\.gguf: exists already/, 'quantize', '--type', 'Q4_K', v3, to('kept.gguf'));
   assert.equal(readFileSync(to('kept.gguf'), 'utf8'), 'precious');

@@ -197,6 +197,16 @@ hd_status hd_api_ints(const hd_api_in *in, const char *key, size_t n_max, int32_
     return v ? hd_api_int_array(in, key, v, n_max, out, n) : HD_OK;
 }
 
+bool hd_api_is_plain(hd_str text) {
+    for (size_t i = 0; i < text.len; i++) {
+        char c = text.ptr[i];
+        bool ok = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                  c == '_' || c == '-';
+        if (!ok) return false;
+    }
+    return true;
+}
+
 /* ---- writing ---- */
 
 /* The shortest digits that mean the same number, as Python's repr spells them. */

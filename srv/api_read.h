@@ -65,6 +65,8 @@ hd_str hd_api_copy(hd_arena *a, const json_t *string);
 void hd_api_dump(const json_t *v, hd_buf *out);
 /* The same in the arena. */
 hd_str hd_api_dump_text(hd_arena *a, const json_t *v);
+/* Whether the text has letters, digits, '_' and '-' of ASCII only. */
+bool hd_api_is_plain(hd_str text);
 /* Whether the text is one whole JSON object. */
 bool hd_api_is_object(hd_str text);
 

@@ -204,17 +204,6 @@ static hd_status parse_lengths(const hd_api_in *in, hd_api_request *out) {
     return parse_stop(in, out);
 }
 
-/* What DeepSeek's API takes as user_id. */
-static bool is_plain(hd_str s) {
-    for (size_t i = 0; i < s.len; i++) {
-        char c = s.ptr[i];
-        bool ok = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                  c == '_' || c == '-';
-        if (!ok) return false;
-    }
-    return true;
-}
-
 static hd_status parse_tenant(const hd_api_in *in, hd_api_request *out) {
     static const char *const names[] = {"cache_salt", "user_id", "user"};
     for (size_t i = 0; i < HD_COUNT_OF(names); i++) {
@@ -223,7 +212,7 @@ static hd_status parse_tenant(const hd_api_in *in, hd_api_request *out) {
         if (name.len > 512)
             return hd_api_fail(in->error, HD_E_INVALID, names[i],
                                "'%s' must have at most 512 bytes, found %zu", names[i], name.len);
-        if (strcmp(names[i], "user_id") == 0 && !is_plain(name))
+        if (strcmp(names[i], "user_id") == 0 && !hd_api_is_plain(name)) /* as DeepSeek's API */
             return hd_api_fail(in->error, HD_E_INVALID, names[i],
                                "'user_id' may have letters, digits, '_' and '-' only, found "
                                "\"%.64s\"",

@@ -7,14 +7,7 @@
 #define NAME_RULE "1 to 64 letters, digits, '_' and '-'"
 
 static bool is_name(hd_str s) {
-    if (s.len == 0 || s.len > HD_API_NAME_BYTES_MAX) return false;
-    for (size_t i = 0; i < s.len; i++) {
-        char c = s.ptr[i];
-        bool ok = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                  c == '_' || c == '-';
-        if (!ok) return false;
-    }
-    return true;
+    return s.len > 0 && s.len <= HD_API_NAME_BYTES_MAX && hd_api_is_plain(s);
 }
 
 static hd_status parse_name(const hd_api_in *in, hd_str *out) {

@@ -91,25 +91,24 @@ static hd_status resolve_model(hd_generation *g, hd_api_error *e) {
     return HD_OK;
 }
 
+static hd_status check_ids(const hd_generation *g, const char *param, const int32_t *id, size_t n,
+                           hd_api_error *e) {
+    int n_vocab = hd_engine_get_info(g->engine)->n_vocab;
+    for (size_t i = 0; i < n; i++)
+        if (id[i] >= n_vocab)
+            return hd_api_fail(e, HD_E_INVALID, param,
+                               "'%s' names token %d; the model has %d tokens", param, id[i],
+                               n_vocab);
+    return HD_OK;
+}
+
 static hd_status check_tokens(const hd_generation *g, hd_api_error *e) {
     const hd_api_request *q = &g->request;
-    int n_vocab = hd_engine_get_info(g->engine)->n_vocab;
     for (int i = 0; i < q->sampling.n_bias; i++)
-        if (q->sampling.bias[i].token >= n_vocab)
-            return hd_api_fail(e, HD_E_INVALID, "logit_bias",
-                               "'logit_bias' names token %d; the model has %d tokens",
-                               q->sampling.bias[i].token, n_vocab);
-    for (size_t i = 0; i < q->n_stop_token; i++)
-        if (q->stop_token[i] >= n_vocab)
-            return hd_api_fail(e, HD_E_INVALID, "stop_token_ids",
-                               "'stop_token_ids' names token %d; the model has %d tokens",
-                               q->stop_token[i], n_vocab);
+        HD_TRY(check_ids(g, "logit_bias", &q->sampling.bias[i].token, 1, e));
+    HD_TRY(check_ids(g, "stop_token_ids", q->stop_token, q->n_stop_token, e));
     for (size_t p = 0; p < q->n_prompt; p++)
-        for (size_t i = 0; i < q->prompt[p].n_id; i++)
-            if (q->prompt[p].id[i] >= n_vocab)
-                return hd_api_fail(e, HD_E_INVALID, "prompt",
-                                   "'prompt' names token %d; the model has %d tokens",
-                                   q->prompt[p].id[i], n_vocab);
+        HD_TRY(check_ids(g, "prompt", q->prompt[p].id, q->prompt[p].n_id, e));
     return HD_OK;
 }
 

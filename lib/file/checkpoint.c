@@ -47,9 +47,12 @@ hd_status hd_checkpoint_map(hd_checkpoint *c, const char *path, hd_mapping *out,
 
 /* Names are printed and used as C strings: no control characters, valid UTF-8. */
 static bool is_clean(hd_str name) {
-    for (size_t i = 0; i < name.len; i++)
-        if ((unsigned char)name.ptr[i] < 0x20 || name.ptr[i] == 0x7F) return false;
-    return hd_utf8_is_valid(name.ptr, name.len);
+    uint32_t cp;
+    for (size_t i = 0, n; i < name.len; i += n) {
+        n = hd_utf8_decode(name.ptr + i, name.len - i, &cp);
+        if (n == 0 || cp < 0x20 || (cp >= 0x7F && cp < 0xA0)) return false;
+    }
+    return true;
 }
 
 hd_status hd_checkpoint_add(hd_checkpoint *c, hd_str name, const hd_file_tensor *t) {

@@ -65,7 +65,7 @@ static hd_status add_entry(hd_imatrix *m, hd_str name, int64_t n_in, int64_t n_m
     e->n_mat = n_mat;
     if (!hd_map_put(m->by_name, hd_str_of(e->name), m->n))
         return HD_FAIL(CORRUPT, "%s: importance of %s: expected one entry, found two", m->file,
-                       e->name);
+                       hd_show(name));
     m->n++;
     return HD_OK;
 }
@@ -83,7 +83,7 @@ static hd_status take_means(const hd_imatrix *m, struct entry *e, int mat, const
         mean[i] = count > 0 ? sum / count : 0;
         if (!(mean[i] >= 0) || !isfinite(mean[i]))
             return HD_FAIL(CORRUPT, "%s: importance of %s: expected mean squares, found %g",
-                           m->file, e->name, (double)mean[i]);
+                           m->file, hd_show(hd_str_of(e->name)), (double)mean[i]);
     }
     return HD_OK;
 }
@@ -124,8 +124,8 @@ static hd_status read_gguf(const hd_checkpoint *c, const char *name, hd_imatrix 
     size_t n_text;
     hd_imatrix *m = *out = new_matrix(hd_checkpoint_count(c), name);
     if (!hd_gguf_str(g, "general.type", &type) || !hd_str_eq_c(type, "imatrix"))
-        return HD_FAIL(CORRUPT, "%s: general.type: expected imatrix, found %.*s", name,
-                       (int)(type.len < 40 ? type.len : 40), type.ptr ? type.ptr : "");
+        return HD_FAIL(CORRUPT, "%s: general.type: expected imatrix, found \"%s\"", name,
+                       hd_show(type));
     if (!hd_gguf_int(g, "imatrix.chunk_count", &m->n_chunk)) m->n_chunk = 0;
     if (hd_gguf_array_strs(g, "imatrix.datasets", &text, &n_text)) {
         if (n_text > 0) take_dataset(m, text[n_text - 1]);

@@ -48,11 +48,11 @@ void hd_imatrix_sums_free(hd_imatrix_sums *s); /* accepts NULL */
 /* The observer to give to a device: user is the hd_imatrix_sums. */
 void hd_imatrix_observe(void *user, const hd_dev_inputs *in);
 size_t hd_imatrix_sums_count(const hd_imatrix_sums *s); /* weights seen */
-/* HD_E_NUMERIC when a sum is not finite. */
 typedef struct hd_imatrix_source {
     const char *text;                /* path of what was measured on */
     uint32_t n_chunk, n_tok_a_chunk; /* of the runs over it */
 } hd_imatrix_source;
+/* HD_E_NUMERIC when a sum is not finite. */
 HD_MUST_CHECK hd_status hd_imatrix_write(const hd_imatrix_sums *s, const char *path,
                                          const hd_imatrix_source *source);
 

@@ -417,6 +417,10 @@ static void bad_tensors_are_refused(void **state) {
     REFUSED(CORRUPT, "tensor name", "found 0");
     one_tensor("a\tb", 1, (uint64_t[]){1}, F32, 0, 4);
     REFUSED(CORRUPT, "a?b", "clean");
+    one_tensor("a\xC2\x9B"
+               "2Jb",
+               1, (uint64_t[]){1}, F32, 0, 4); /* U+009B, as ESC [ */
+    REFUSED(CORRUPT, "a?2Jb", "clean");
     one_tensor("t", 5, (uint64_t[]){1, 1, 1, 1, 1}, F32, 0, 4);
     REFUSED(CORRUPT, "tensor t", "4 dimensions", "found 5");
     one_tensor("t", 1, (uint64_t[]){1ull << 63}, F32, 0, 4);

@@ -188,6 +188,10 @@ static void wrong_files_are_named(void **state) {
     put_entry(&b, "nan", 1, strange, 2);
     refused(&b, "nan: expected mean squares, found");
     b = (struct bytes){0};
+    put_i32(&b, 1);
+    put_entry(&b, "to\x1b[2Jscreen", 1, negative, 2);
+    refused(&b, "importance of to?[2Jscreen: expected");
+    b = (struct bytes){0};
     put_i32(&b, 1 << 30);
     put(&b, "and no more than that", 21);
     refused(&b, "found neither");

@@ -192,6 +192,17 @@ static hd_status parse_arguments(const hd_api_in *f, hd_str *out) {
     return HD_OK;
 }
 
+/* What a model called, be it a tool or not: its answer comes back as it was given. */
+static hd_status parse_past_name(const hd_api_in *f, hd_str *out) {
+    char param[96];
+    HD_TRY(hd_api_text(f, "name", out));
+    if (!out->ptr) return hd_api_wrong(f, "name", "a string", NULL);
+    if (out->len > 0 && out->len <= HD_API_PAST_NAME_BYTES_MAX) return HD_OK;
+    snprintf(param, sizeof param, "%sname", f->path);
+    return hd_api_fail(f->error, HD_E_INVALID, param, "'%s' must have 1 to %d bytes, found %zu",
+                       param, HD_API_PAST_NAME_BYTES_MAX, out->len);
+}
+
 static hd_status parse_call(const hd_api_in *in, const hd_message *m, hd_tool_call *out) {
     char param[96];
     snprintf(param, sizeof param, "%sid", in->path);
@@ -208,7 +219,7 @@ static hd_status parse_call(const hd_api_in *in, const hd_message *m, hd_tool_ca
     hd_api_in f;
     HD_TRY(hd_api_object(in, "function", &f));
     if (!f.object) return hd_api_wrong(in, "function", "an object", NULL);
-    HD_TRY(parse_name(&f, &out->name));
+    HD_TRY(parse_past_name(&f, &out->name));
     return parse_arguments(&f, &out->arguments);
 }
 

@@ -5,7 +5,7 @@
 
 #include "srv/api_request.h"
 
-enum { HD_API_TOOL_MAX = 128, HD_API_NAME_BYTES_MAX = 64 };
+enum { HD_API_TOOL_MAX = 128, HD_API_NAME_BYTES_MAX = 64, HD_API_PAST_NAME_BYTES_MAX = 256 };
 
 /* tool_calls of the assistant message `in`. */
 HD_MUST_CHECK hd_status hd_api_calls(const hd_api_in *in, hd_message *m);

@@ -1,5 +1,6 @@
 /* hadal quantize: a model with smaller weights, by a named mix of formats. */
 #include "cmd/anatomy.h"
+#include "cmd/output.h"
 #include "cmd/target.h"
 #include "model/mix.h"
 
@@ -213,6 +214,7 @@ static hd_status quantize(struct job *j, int n_arg, char **arg) {
     if (j->imatrix) HD_TRY(find_importance(j));
     if (j->o->dry_run) return HD_OK;
     HD_ASSERT(n_arg == 2);
+    if (j->imatrix) HD_TRY(hd_output_differs(arg[1], j->o->imatrix));
     HD_TRY(hd_target_begin(&j->t, arg[1], j->o->force));
     hd_gguf_set_u32(j->t.w, "general.file_type",
                     j->o->pure ? hd_export_file_type(hd_mix_base(j->mix))

@@ -4,42 +4,21 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "cmd/anatomy.h"
+#include "cmd/output.h"
+#include "file/mapping.h"
 
-#include <errno.h>
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
-/* ---- a target cut short by a signal leaves nothing ---- */
-
-static char temporary[4096]; /* removed by the handler; "" when there is none */
-
-static void on_signal(int sig) {
-    if (temporary[0]) unlink(temporary);
-    signal(sig, SIG_DFL);
-    raise(sig);
-}
-
-static const int ending_signals[] = {SIGINT, SIGTERM, SIGHUP};
-
-/* Creates the writer; no signal comes between the file's birth and the handler that knows it. */
+/* No signal comes between the file's birth and the handler that knows it. */
 static hd_status create_guarded(const char *target, hd_gguf_writer **w) {
-    sigset_t set, before;
-    sigemptyset(&set);
-    for (size_t i = 0; i < HD_COUNT_OF(ending_signals); i++) sigaddset(&set, ending_signals[i]);
-    sigprocmask(SIG_BLOCK, &set, &before);
+    hd_output_hold();
     hd_status s = hd_gguf_create(target, w);
-    if (s == HD_OK) {
-        snprintf(temporary, sizeof temporary, "%s", hd_gguf_temporary(*w));
-        for (size_t i = 0; i < HD_COUNT_OF(ending_signals); i++)
-            signal(ending_signals[i], on_signal);
-    }
-    sigprocmask(SIG_SETMASK, &before, NULL);
+    if (s == HD_OK) hd_output_guard(hd_gguf_temporary(*w));
+    hd_output_release();
     return s;
 }
 
@@ -74,7 +53,7 @@ hd_status hd_target_open(struct hd_target *t, const char *source, const char *na
 
 void hd_target_close(struct hd_target *t) {
     hd_gguf_abandon(t->w);
-    temporary[0] = 0;
+    hd_output_guard(NULL);
     hd_buf_fini(&t->notes);
     hd_free(t->tensor);
     hd_canon_free(t->k);
@@ -122,17 +101,34 @@ double hd_target_bits(const struct hd_target *t) {
 
 /* ---- the file ---- */
 
-static hd_status check_target(const char *target, bool is_forced) {
-    struct stat st;
-    if (stat(target, &st) != 0) {
-        if (errno == ENOENT) return HD_OK;
-        return HD_FAIL(IO, "%s: cannot write there: %s", target, strerror(errno));
+/* Replacing a source would lose it: its tensors' files, and the others in its folder. */
+static hd_status check_source(const struct hd_target *t, const char *path) {
+    const char *last = NULL;
+    for (size_t i = 0; i < hd_checkpoint_count(t->c); i++) {
+        const char *file = hd_checkpoint_at(t->c, i)->file;
+        if (file != last) HD_TRY(hd_output_differs(path, file));
+        last = file;
     }
-    if (S_ISDIR(st.st_mode))
-        return HD_FAIL(INVALID, "%s: expected the name of a file, found a folder", target);
-    if (!S_ISREG(st.st_mode))
-        return HD_FAIL(INVALID, "%s: expected a regular file, found something else", target);
-    if (!is_forced) return HD_FAIL(INVALID, "%s: exists already (--force replaces it)", target);
+    if (hd_checkpoint_gguf(t->c)) return HD_OK;
+    static const char *const names[] = {"config.json",           "model.safetensors.index.json",
+                                        "tokenizer.json",        "tokenizer_config.json",
+                                        "chat_template.jinja",   "chat_template.json",
+                                        "generation_config.json"};
+    for (size_t i = 0; i < HD_COUNT_OF(names); i++) {
+        char *file = hd_path_join(hd_checkpoint_path(t->c), names[i]);
+        hd_status s = hd_output_differs(path, file);
+        hd_free(file);
+        HD_TRY(s);
+    }
+    return HD_OK;
+}
+
+static hd_status check_target(const struct hd_target *t, const char *path, bool is_forced) {
+    bool is_there;
+    HD_TRY(hd_output_check(path, &is_there));
+    HD_TRY(check_source(t, path));
+    if (is_there && !is_forced)
+        return HD_FAIL(INVALID, "%s: exists already (--force replaces it)", path);
     return HD_OK;
 }
 
@@ -152,7 +148,7 @@ static hd_status check_space(const struct hd_target *t, const char *path) {
 
 hd_status hd_target_begin(struct hd_target *t, const char *path, bool is_forced) {
     t->path = path;
-    HD_TRY(check_target(path, is_forced));
+    HD_TRY(check_target(t, path, is_forced));
     HD_TRY(check_space(t, path));
     HD_TRY(create_guarded(path, &t->w));
     HD_TRY(hd_target_put_keys(t));
@@ -191,7 +187,7 @@ hd_status hd_target_write(struct hd_target *t) {
     hd_gguf_writer *w = t->w;
     t->w = NULL;
     hd_status s = hd_gguf_finish(w);
-    temporary[0] = 0;
+    hd_output_guard(NULL);
     if (s == HD_OK) hd_progress(NULL, t->what, 1);
     t->seconds = (double)(hd_now_ns() - t->start_ns) * 1e-9;
     return s;

@@ -2,8 +2,8 @@
 // that a target never appears half-written.
 import assert from 'node:assert/strict';
 import { spawn, spawnSync } from 'node:child_process';
-import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, statSync,
-  writeFileSync } from 'node:fs';
+import { cpSync, existsSync, linkSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, statSync,
+  symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { after, test } from 'node:test';
@@ -85,10 +85,27 @@ test('an existing target is kept unless --force says otherwise', () => {
   assert.equal(readFileSync(to('kept.gguf'), 'utf8'), 'precious');
   done('convert', v3, to('kept.gguf'), '--force');
   assert.equal(readFileSync(to('kept.gguf')).subarray(0, 4).toString(), 'GGUF');
-  done('convert', to('kept.gguf'), to('kept.gguf'), '--force'); // onto itself
-  assert.equal(look(to('kept.gguf')).architecture, 'deepseek2');
   mkdirSync(to('folder'));
   refuse(1, /folder: expected the name of a file, found a folder/, 'convert', v3, to('folder'), '--force');
+});
+
+test('what is read is never replaced, by any name, --force or not', () => {
+  const copy = to('source');
+  cpSync(v3, copy, { recursive: true });
+  done('convert', copy, to('own.gguf'));
+  linkSync(to('own.gguf'), to('hard.gguf'));
+  symlinkSync('own.gguf', to('soft.gguf'));
+  const bytes = readFileSync(to('own.gguf'));
+  for (const name of ['own.gguf', '../' + path.basename(folder) + '/own.gguf', 'hard.gguf', 'soft.gguf'])
+    for (const force of [[], ['--force']]) {
+      refuse(1, /expected another file than what is read, found .*own\.gguf itself/, 'convert', to('own.gguf'), folder + '/' + name, ...force);
+      refuse(1, /expected another file than what is read/, 'quantize', '--type', 'q4_0', to('own.gguf'), folder + '/' + name, ...force);
+    }
+  assert.ok(bytes.equals(readFileSync(to('own.gguf'))));
+  for (const name of ['model.safetensors', 'config.json'])
+    refuse(1, new RegExp(`source/${name}: expected another file`), 'convert', copy, path.join(copy, name), '--force');
+  done('convert', copy, path.join(copy, 'model.gguf'));
+  done('convert', copy, path.join(copy, 'model.gguf'), '--force');
 });
 
 test('refusals are one line that names what is wrong', () => {

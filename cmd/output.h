@@ -1,0 +1,31 @@
+/* Files that commands write: under a temporary name beside their own until they are complete, so
+ * that a failure, a full disk or a signal leaves nothing, and what stood there before stays. One at
+ * a time (signals); main thread. */
+#ifndef HD_CMD_OUTPUT_H
+#define HD_CMD_OUTPUT_H
+
+#include "base/status.h"
+
+#include <stdbool.h>
+
+/* HD_E_INVALID when path is there and is no regular file. *is_there: something would be replaced.
+ */
+HD_MUST_CHECK hd_status hd_output_check(const char *path, bool *is_there);
+/* HD_E_INVALID when path is the same file as `input`, by whatever names. */
+HD_MUST_CHECK hd_status hd_output_differs(const char *path, const char *input);
+/* HD_E_IO when no file can be made at path: to be known before hours of work, not after. */
+HD_MUST_CHECK hd_status hd_output_try(const char *path);
+
+/* Between hold and release signals that end the program wait. After guard they remove `temporary`
+ * first (NULL: no longer). */
+void hd_output_hold(void);
+void hd_output_guard(const char *temporary);
+void hd_output_release(void);
+
+/* A file to be written through *fd, which is the caller's; finish closes it and gives it its name,
+ * abandon closes and removes it. Both free *temporary. */
+HD_MUST_CHECK hd_status hd_output_create(const char *path, char **temporary, int *fd);
+HD_MUST_CHECK hd_status hd_output_finish(const char *path, char **temporary, int *fd);
+void hd_output_abandon(char **temporary, int *fd); /* nothing when *fd < 0 */
+
+#endif

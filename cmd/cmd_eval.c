@@ -1,5 +1,6 @@
 /* `hadal eval`: how far a model on a backend is from a reference: cases with logits, a golden file,
  * the perplexity of a text, divergence from another run. */
+#include "base/log.h"
 #include "base/mem.h"
 #include "cmd/eval.h"
 #include "engine/load.h"
@@ -138,12 +139,16 @@ static void describe(struct hd_eval *e, const char *model) {
 
 static int run(const struct hd_options *o, int n_arg, char **arg) {
     if (n_arg > 1) return hd_command_usage(&hd_cmd_eval, "one model at a time");
+    if ((o->eval_save_logits || o->eval_against) && !o->eval_perplexity)
+        return hd_command_usage(&hd_cmd_eval, "%s needs --perplexity, the text",
+                                o->eval_against ? "--against" : "--save-logits");
     if (!o->eval_cases && !o->eval_golden && !o->eval_perplexity && !o->eval_plan)
         return hd_command_usage(&hd_cmd_eval, "nothing to do: --cases, --golden, --perplexity or "
                                               "--plan");
     if (o->eval_save_imatrix && (!o->eval_perplexity || strcmp(o->eval_form, "expanded") == 0))
         return hd_command_usage(&hd_cmd_eval, "--save-imatrix needs --perplexity, and no expanded "
                                               "attention");
+    if (hd_log_get_level() == HD_LOG_INFO) hd_log_set_level(HD_LOG_WARN);
     const char *model = n_arg == 1 ? arg[0] : o->model;
     struct hd_eval e = {.o = o};
     hd_buf out;

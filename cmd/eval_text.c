@@ -13,7 +13,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/utf8.h"
-#include "file/gguf.h"
+#include "cmd/output.h"
 #include "file/mapping.h"
 #include "model/imatrix.h"
 
@@ -22,6 +22,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* Head of a logits file; then n_tok rows of n_vocab float32, in text order. */
@@ -44,6 +45,7 @@ struct text_run {
     int n_running, n_scored;
     double nll;
     int save, against; /* file descriptors, or -1 */
+    char *save_as;     /* the name until everything is in it */
     float *base;       /* [n_vocab] one row of `against` */
     hd_comparison comparison;
     hd_imatrix_sums *imatrix; /* or NULL */
@@ -68,19 +70,24 @@ static off_t row_offset(const struct text_run *r, int text_ix) {
 }
 
 /* Whole reads and writes at an offset, or an error that names the file. */
-static hd_status write_at(int fd, const void *p, size_t n, off_t at) {
+static hd_status write_at(const struct text_run *r, const void *p, size_t n, off_t at) {
     for (size_t done = 0; done < n;) {
-        ssize_t k = pwrite(fd, (const char *)p + done, n - done, at + (off_t)done);
-        if (k < 0) return HD_FAIL(IO, "logits file: cannot be written: %s", strerror(errno));
+        ssize_t k = pwrite(r->save, (const char *)p + done, n - done, at + (off_t)done);
+        if (k < 0)
+            return HD_FAIL(IO, "%s: cannot write: %s", r->e->o->eval_save_logits, strerror(errno));
         done += (size_t)k;
     }
     return HD_OK;
 }
-static hd_status read_at(int fd, void *p, size_t n, off_t at) {
+
+static hd_status read_at(const struct text_run *r, void *p, size_t n, off_t at) {
+    const char *path = r->e->o->eval_against;
     for (size_t done = 0; done < n;) {
-        ssize_t k = pread(fd, (char *)p + done, n - done, at + (off_t)done);
-        if (k < 0) return HD_FAIL(IO, "logits file: cannot be read: %s", strerror(errno));
-        if (k == 0) return HD_FAIL(CORRUPT, "logits file: ends at byte %lld", (long long)at);
+        ssize_t k = pread(r->against, (char *)p + done, n - done, at + (off_t)done);
+        if (k < 0) return HD_FAIL(IO, "%s: cannot read: %s", path, strerror(errno));
+        if (k == 0)
+            return HD_FAIL(CORRUPT, "%s: expected logits up to byte %lld, found its end at %lld",
+                           path, (long long)at + (long long)n, (long long)at + (long long)done);
         done += (size_t)k;
     }
     return HD_OK;
@@ -94,9 +101,9 @@ static void on_logits(void *user, int seq, int pos, const float *logits) {
     r->nll += hd_eval_log_sum_exp(logits, n) - (double)logits[r->id[text_ix]];
     r->n_scored++;
     if (r->save >= 0 && r->io == HD_OK)
-        r->io = write_at(r->save, logits, (size_t)n * sizeof *logits, row_offset(r, text_ix));
+        r->io = write_at(r, logits, (size_t)n * sizeof *logits, row_offset(r, text_ix));
     if (r->against >= 0 && r->io == HD_OK)
-        r->io = read_at(r->against, r->base, (size_t)n * sizeof *r->base, row_offset(r, text_ix));
+        r->io = read_at(r, r->base, (size_t)n * sizeof *r->base, row_offset(r, text_ix));
     if (r->against >= 0 && r->io == HD_OK)
         hd_comparison_add(&r->comparison, r->base, logits, n, r->id[text_ix]);
     if (text_ix + 1 == w->end) {
@@ -145,28 +152,49 @@ static void run_windows(struct text_run *r, int32_t bos) {
     hd_progress(NULL, "perplexity", 1);
 }
 
+/* Another run's logits may be replaced, and nothing else that has this name. */
+static hd_status create_save(struct text_run *r, const struct logits_head *own) {
+    const char *path = r->e->o->eval_save_logits;
+    bool is_there;
+    HD_TRY(hd_output_check(path, &is_there));
+    if (is_there) {
+        char magic[sizeof own->magic] = {0};
+        FILE *f = fopen(path, "rbe");
+        size_t n = f ? fread(magic, 1, sizeof magic, f) : 0;
+        if (f) fclose(f);
+        if (n > 0 && memcmp(magic, own->magic, sizeof magic) != 0)
+            return HD_FAIL(INVALID, "%s: exists, and holds no saved logits: it is not replaced",
+                           path);
+    }
+    HD_TRY(hd_output_create(path, &r->save_as, &r->save));
+    return write_at(r, own, sizeof *own, 0);
+}
+
+static hd_status open_against(struct text_run *r, const struct logits_head *own) {
+    const char *path = r->e->o->eval_against;
+    struct logits_head found;
+    r->against = open(path, O_RDONLY | O_CLOEXEC);
+    if (r->against < 0) return HD_FAIL(IO, "%s: %s", path, strerror(errno));
+    HD_TRY(read_at(r, &found, sizeof found, 0));
+    if (memcmp(own->magic, found.magic, sizeof found.magic) != 0)
+        return HD_FAIL(INVALID, "%s: expected logits kept by --save-logits, found another file",
+                       path);
+    if (memcmp(own, &found, sizeof found) != 0)
+        return HD_FAIL(INVALID,
+                       "%s: of another text or setting (expected %u tokens, context %u, stride "
+                       "%u, vocabulary %u; found %u, %u, %u, %u)",
+                       path, own->n_tok, own->context, own->stride, own->n_vocab, found.n_tok,
+                       found.context, found.stride, found.n_vocab);
+    r->base = hd_alloc((size_t)r->e->hp.n_vocab * sizeof *r->base);
+    hd_comparison_init(&r->comparison, r->n_tok);
+    return HD_OK;
+}
+
 static hd_status open_files(struct text_run *r) {
     const struct hd_options *o = r->e->o;
-    struct logits_head own = head_of(r), found;
-    if (o->eval_save_logits) {
-        r->save = open(o->eval_save_logits, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-        if (r->save < 0) return HD_FAIL(IO, "%s: %s", o->eval_save_logits, strerror(errno));
-        HD_TRY(write_at(r->save, &own, sizeof own, 0));
-    }
-    if (o->eval_against) {
-        r->against = open(o->eval_against, O_RDONLY | O_CLOEXEC);
-        if (r->against < 0) return HD_FAIL(IO, "%s: %s", o->eval_against, strerror(errno));
-        HD_TRY(read_at(r->against, &found, sizeof found, 0));
-        if (memcmp(&own, &found, sizeof own) != 0)
-            return HD_FAIL(INVALID,
-                           "%s: of another text or setting (expected %u tokens, context %u, stride "
-                           "%u, vocabulary %u; found %u, %u, %u, %u)",
-                           o->eval_against, own.n_tok, own.context, own.stride, own.n_vocab,
-                           found.n_tok, found.context, found.stride, found.n_vocab);
-        r->base = hd_alloc((size_t)r->e->hp.n_vocab * sizeof *r->base);
-        hd_comparison_init(&r->comparison, r->n_tok);
-    }
-    return HD_OK;
+    struct logits_head own = head_of(r);
+    if (o->eval_against) HD_TRY(open_against(r, &own));
+    return o->eval_save_logits ? create_save(r, &own) : HD_OK;
 }
 
 static void tell(struct text_run *r, const char *path, double seconds) {
@@ -206,14 +234,28 @@ static void tell(struct text_run *r, const char *path, double seconds) {
     hd_json_object_end(j);
 }
 
+/* Another matrix may be replaced, and nothing else that has this name. */
+static hd_status check_imatrix_target(const char *path) {
+    bool is_there;
+    struct stat st;
+    HD_TRY(hd_output_check(path, &is_there));
+    if (is_there && stat(path, &st) == 0 && st.st_size > 0) {
+        hd_imatrix *old;
+        if (hd_imatrix_open(path, &old) != HD_OK)
+            return HD_FAIL(INVALID, "%s: exists, and is no importance matrix: it is not replaced",
+                           path);
+        hd_imatrix_close(old);
+    }
+    return hd_output_try(path);
+}
+
 static hd_status begin_imatrix(struct text_run *r) {
     const hd_dev *d = &r->e->dev;
-    if (!r->e->o->eval_save_imatrix) return HD_OK;
+    const char *path = r->e->o->eval_save_imatrix;
+    if (!path) return HD_OK;
+    HD_TRY(check_imatrix_target(path));
     if (!d->ops->observe)
         return HD_FAIL(UNSUPPORTED, "--save-imatrix: backend %s tells no inputs", d->ops->name);
-    hd_gguf_writer *w; /* whether it can be written is known before the text has been read */
-    HD_TRY(hd_gguf_create(r->e->o->eval_save_imatrix, &w));
-    hd_gguf_abandon(w);
     r->imatrix = hd_imatrix_sums_new();
     d->ops->observe(d->ctx, &(hd_dev_observer){hd_imatrix_observe, r->imatrix});
     return HD_OK;
@@ -223,21 +265,24 @@ static hd_status write_imatrix(const struct text_run *r, const char *text) {
     const char *path = r->e->o->eval_save_imatrix;
     if (!path) return HD_OK;
     int n_window = 1 + (r->n_tok > r->context - 1 ? (r->n_tok - r->context) / r->stride + 1 : 0);
-    HD_TRY(hd_imatrix_write(r->imatrix, path,
-                            &(hd_imatrix_source){.text = text,
-                                                 .n_chunk = (uint32_t)n_window,
-                                                 .n_tok_a_chunk = (uint32_t)r->context}));
+    hd_imatrix_source source = {
+        .text = text, .n_chunk = (uint32_t)n_window, .n_tok_a_chunk = (uint32_t)r->context};
+    hd_output_hold();
+    hd_status s = hd_imatrix_write(r->imatrix, path, &source);
+    hd_output_release();
+    HD_TRY(s);
     if (!r->e->json)
         printf("  wrote %s: importance of %zu matrices\n", path, hd_imatrix_sums_count(r->imatrix));
     return HD_OK;
 }
 
 static hd_status score_text(struct text_run *r, const char *path, int32_t bos) {
-    HD_TRY(open_files(r));
     HD_TRY(begin_imatrix(r));
+    HD_TRY(open_files(r));
     int64_t start = hd_now_ns();
     run_windows(r, bos);
     HD_TRY(r->io);
+    if (r->save >= 0) HD_TRY(hd_output_finish(r->e->o->eval_save_logits, &r->save_as, &r->save));
     tell(r, path, (double)(hd_now_ns() - start) / 1e9);
     return write_imatrix(r, path);
 }
@@ -267,8 +312,7 @@ static hd_status run_text(struct hd_eval *e, const char *path, const hd_ids *ids
                          .save = -1,
                          .against = -1};
     hd_status s = score_text(&r, path, bos);
-    if (r.save >= 0 && close(r.save) != 0 && s == HD_OK)
-        s = HD_FAIL(IO, "%s: %s", e->o->eval_save_logits, strerror(errno));
+    hd_output_abandon(&r.save_as, &r.save);
     if (r.against >= 0) close(r.against);
     hd_scorer_free(r.scorer);
     hd_free(r.window_of);

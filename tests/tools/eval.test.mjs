@@ -1,8 +1,8 @@
 // `hadal eval` as a person runs it: cases, the golden file, a text against itself, refusals; and the
 // same bits from a safetensors folder and the GGUF made of it.
 import assert from 'node:assert/strict';
-import { spawnSync } from 'node:child_process';
-import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { spawn, spawnSync } from 'node:child_process';
+import { cpSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { after, test } from 'node:test';
@@ -99,6 +99,30 @@ test('mini: perplexity, and divergence from kept logits', () => {
   refuse(1, /stride 128: expected 1 <= stride < context/, ...text, '--stride', '128');
 });
 
+test('kept logits are whole or not there, and replace nothing but logits', async () => {
+  const text = ['mini', '--perplexity', at('mini/heldout.txt'), '--limit', '100'], other = path.join(folder, 'precious');
+  const kept = path.join(folder, 'kept'), first = evaluate(...text, '--save-logits', kept).perplexity;
+  evaluate(...text, '--save-logits', kept, '--against', kept); // its own successor
+  assert.equal(evaluate(...text, '--against', kept).perplexity.base_perplexity, first.perplexity);
+  writeFileSync(other, 'precious');
+  refuse(1, /precious: exists, and holds no saved logits/, ...text, '--save-logits', other);
+  refuse(1, /precious: expected logits up to byte 32, found its end at 8/, ...text, '--against', other);
+  refuse(1, /heldout\.txt: expected logits kept by --save-logits/, ...text, '--against', at('mini/heldout.txt'));
+  refuse(1, /expected a regular file/, ...text, '--save-logits', '/dev/null');
+  assert.equal(readFileSync(other, 'utf8'), 'precious');
+  writeFileSync(other, readFileSync(kept).subarray(0, 5000));
+  refuse(1, /precious: expected logits up to byte \d+, found its end at 5000/, ...text, '--against', other);
+  const before = readdirSync(folder), bytes = readFileSync(kept);
+  const child = spawn(bin, ['eval', 'mini', '--backend', 'ref', '--perplexity', at('mini/heldout.txt'), '--save-logits', kept]);
+  const ended = new Promise((resolve) => child.on('exit', (code, signal) => resolve(signal ?? code)));
+  while (!readdirSync(folder).some((f) => f.startsWith('kept.')) && child.exitCode === null)
+    await new Promise((r) => setTimeout(r, 1));
+  child.kill('SIGINT');
+  assert.equal(await ended, 'SIGINT');
+  assert.deepEqual(readdirSync(folder), before);
+  assert.ok(bytes.equals(readFileSync(kept)));
+});
+
 test('divergence is what its definition says', () => {
   // Two runs of one text that differ (another KV type), their kept logits compared here.
   const n = 60, files = ['a', 'b'].map((f) => path.join(folder, f));
@@ -143,6 +167,8 @@ test('divergence is what its definition says', () => {
 test('what cannot be done is said', () => {
   const v3 = at('families/v3'), cases = at('families/v3/cases.json');
   refuse(2, /nothing to do/, v3);
+  refuse(2, /--against needs --perplexity/, v3, '--against', 'x');
+  refuse(2, /--save-logits needs --perplexity/, v3, '--save-logits', 'x', '--cases', cases);
   refuse(2, /one model/, v3, v3, '--plan');
   refuse(1, /no tokenizer/, v3, '--perplexity', at('mini/heldout.txt'));
   refuse(1, /context has 64/, v3, '--backend', 'ref', '--max-model-len', '64', '--cases', cases);

@@ -143,7 +143,10 @@ test('importance: what is missing is told, what belongs to another model is refu
     'quantize', '--type', 'Q4_0', mini, '--dry-run', '--imatrix', mini);
   writeFileSync(to('text.gguf'), 'no matrix at all, but a text that is long enough to be looked at');
   refuse(1, /text\.gguf: expected an importance matrix/, 'quantize', '--type', 'Q4_0', mini, '--dry-run', '--imatrix', to('text.gguf'));
-  refuse(1, /none\/im\.gguf: cannot create/, 'eval', mini, '--perplexity', heldout, '--save-imatrix', to('none/im.gguf'));
+  refuse(1, /few\.gguf: expected another file than what is read/, 'quantize', '--type', 'Q4_0', mini, to('few.gguf'), '--force', '--imatrix', to('few.gguf'));
+  refuse(1, /mini-bf16\.gguf: exists, and is no importance matrix/, 'eval', mini, '--perplexity', heldout, '--limit', '2', '--save-imatrix', mini);
+  refuse(1, /none\/im\.gguf: cannot create a file there: No such file/, 'eval', mini, '--perplexity', heldout, '--save-imatrix', to('none/im.gguf')); // before the work
+  evaluate(mini, '--perplexity', heldout, '--limit', '2', '--context', '64', '--save-imatrix', to('few.gguf')); // again
   refuse(2, /--save-imatrix needs --perplexity/, 'eval', mini, '--save-imatrix', to('x.gguf'), '--plan');
 });
 

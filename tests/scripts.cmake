@@ -13,25 +13,19 @@ if(HADAL_WEB_SOURCE)
     set_tests_properties(web_page PROPERTIES TIMEOUT 120)
 endif()
 
+function(hadal_script_test folder name) # tests/FOLDER/NAME.test.mjs
+    add_test(NAME ${folder}_${name} COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/${folder}/${name}.test.mjs)
+    set_tests_properties(${folder}_${name} PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
+endfunction()
+
 # Subcommands as a person runs them.
-add_test(NAME tools_eval COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/eval.test.mjs)
-set_tests_properties(tools_eval PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
-add_test(NAME tools_convert COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/convert.test.mjs)
-set_tests_properties(tools_convert PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
-add_test(NAME tools_quantize COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/quantize.test.mjs)
-set_tests_properties(tools_quantize PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
-add_test(NAME tools_run COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/run.test.mjs)
-set_tests_properties(tools_run PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
-add_test(NAME tools_bench COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/tools/bench.test.mjs)
-set_tests_properties(tools_bench PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
+foreach(name eval convert quantize run bench)
+    hadal_script_test(tools ${name})
+endforeach()
 
-# The server with the embedded model, over raw HTTP.
-add_test(NAME http_serve COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/http/serve.test.mjs)
-set_tests_properties(http_serve PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
-
-# Its held-out tasks over HTTP, scored.
-add_test(NAME http_score COMMAND ${NODE_PROGRAM} --test ${CMAKE_SOURCE_DIR}/tests/http/score.test.mjs)
-set_tests_properties(http_score PROPERTIES ENVIRONMENT "${TEST_ENV}" TIMEOUT ${TEST_SECONDS})
+# The server with the embedded model, over raw HTTP; and its held-out tasks, scored.
+hadal_script_test(http serve)
+hadal_script_test(http score)
 if(HADAL_SANITIZE)
     set_tests_properties(http_score PROPERTIES LABELS slow)
 endif()

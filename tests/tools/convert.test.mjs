@@ -2,33 +2,15 @@
 // that a target never appears half-written.
 import assert from 'node:assert/strict';
 import { spawn, spawnSync } from 'node:child_process';
-import { cpSync, existsSync, linkSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, statSync,
-  symlinkSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { cpSync, existsSync, linkSync, mkdirSync, readFileSync, readdirSync, rmSync, statSync, symlinkSync,
+  writeFileSync } from 'node:fs';
 import path from 'node:path';
-import { after, test } from 'node:test';
-
-const bin = process.env.HADAL_BIN, source = process.env.HADAL_SOURCE_DIR;
-assert.ok(bin && source, 'HADAL_BIN and HADAL_SOURCE_DIR name the program and the checkout');
-const folder = mkdtempSync(path.join(tmpdir(), 'hadal-convert-'));
-after(() => rmSync(folder, { recursive: true }));
+import { test } from 'node:test';
+import { bin, done, folder, refuse, run, source, to } from './program.mjs';
 
 const v3 = path.join(source, 'tests/golden/families/v3');
 const pair = path.join(source, 'tests/golden/families/v3-yarn-mscale-pair');
 const mini = path.join(source, 'models/mini/mini-bf16.gguf');
-const to = (name) => path.join(folder, name);
-const run = (...args) => spawnSync(bin, args, { encoding: 'utf8' });
-function done(...args) {
-  const r = run(...args);
-  assert.equal(r.status, 0, r.stdout + r.stderr);
-  return r.stdout;
-}
-function refuse(status, pattern, ...args) {
-  const r = run(...args);
-  assert.equal(r.status, status, r.stdout + r.stderr);
-  assert.match(r.stderr, pattern);
-  assert.equal(r.stderr.trim().split('\n').length, status === 2 ? 3 : 1, r.stderr);
-}
 const look = (...args) => JSON.parse(done('inspect', ...args, '--json'));
 
 test('a folder becomes a GGUF of the same model', () => {

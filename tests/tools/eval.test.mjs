@@ -2,28 +2,14 @@
 // same bits from a safetensors folder and the GGUF made of it.
 import assert from 'node:assert/strict';
 import { spawn, spawnSync } from 'node:child_process';
-import { cpSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { cpSync, readFileSync, readdirSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
-import { after, test } from 'node:test';
-
-const bin = process.env.HADAL_BIN, source = process.env.HADAL_SOURCE_DIR;
-assert.ok(bin && source, 'HADAL_BIN and HADAL_SOURCE_DIR name the program and the checkout');
-const folder = mkdtempSync(path.join(tmpdir(), 'hadal-eval-'));
-after(() => rmSync(folder, { recursive: true }));
+import { test } from 'node:test';
+import { bin, done, folder, refuse as refuseCommand, run, source, to } from './program.mjs';
 
 const at = (name) => path.join(source, 'tests/golden', name);
-const run = (...args) => spawnSync(bin, args, { encoding: 'utf8' });
-function evaluate(...args) {
-  const r = run('eval', ...args, '--json');
-  assert.equal(r.status, 0, r.stderr);
-  return JSON.parse(r.stdout);
-}
-function refuse(status, pattern, ...args) {
-  const r = run('eval', ...args);
-  assert.equal(r.status, status, r.stdout + r.stderr);
-  assert.match(r.stderr, pattern);
-}
+const evaluate = (...args) => JSON.parse(done('eval', ...args, '--json'));
+const refuse = (status, pattern, ...args) => refuseCommand(status, pattern, 'eval', ...args);
 
 const latent = ['v3', 'v3-yarn-mscale-pair', 'v2-lite-yarn'];
 const grouped = ['llama', 'llama-mha', 'llama-linear4', 'llama3-scaling', 'qwen2'];
@@ -44,7 +30,7 @@ for (const family of [...latent, ...grouped]) {
   });
 
   test(`${family}: a GGUF of the same weights gives the same bits`, () => {
-    const gguf = path.join(folder, `${family}.gguf`);
+    const gguf = to(`${family}.gguf`);
     const made = run('convert', at(`families/${family}`), gguf);
     assert.equal(made.status, 0, made.stderr);
     const hash = (model, form) => evaluate(model, ...cases, '--form', form).cases[0].logits_hash;
@@ -57,7 +43,7 @@ for (const family of [...latent, ...grouped]) {
 }
 
 test('cases need no tokenizer; serving says in one line why it cannot', () => {
-  const model = path.join(folder, 'strange');
+  const model = to('strange');
   cpSync(at('families/llama'), model, { recursive: true });
   writeFileSync(path.join(model, 'tokenizer.json'), '{"model":{"type":"Unigram"}}');
   const { cases } = evaluate(model, '--cases', path.join(model, 'cases.json'));
@@ -79,7 +65,7 @@ test('mini: golden file', () => {
 });
 
 test('mini: perplexity, and divergence from kept logits', () => {
-  const logits = path.join(folder, 'logits');
+  const logits = to('logits');
   const text = ['mini', '--backend', 'ref', '--perplexity', at('mini/heldout.txt'), '--limit', '200',
     '--context', '128'];
   const first = evaluate(...text, '--save-logits', logits).perplexity;
@@ -100,8 +86,8 @@ test('mini: perplexity, and divergence from kept logits', () => {
 });
 
 test('kept logits are whole or not there, and replace nothing but logits', async () => {
-  const text = ['mini', '--perplexity', at('mini/heldout.txt'), '--limit', '100'], other = path.join(folder, 'precious');
-  const kept = path.join(folder, 'kept'), first = evaluate(...text, '--save-logits', kept).perplexity;
+  const text = ['mini', '--perplexity', at('mini/heldout.txt'), '--limit', '100'], other = to('precious');
+  const kept = to('kept'), first = evaluate(...text, '--save-logits', kept).perplexity;
   evaluate(...text, '--save-logits', kept, '--against', kept); // its own successor
   assert.equal(evaluate(...text, '--against', kept).perplexity.base_perplexity, first.perplexity);
   writeFileSync(other, 'precious');
@@ -125,7 +111,7 @@ test('kept logits are whole or not there, and replace nothing but logits', async
 
 test('divergence is what its definition says', () => {
   // Two runs of one text that differ (another KV type), their kept logits compared here.
-  const n = 60, files = ['a', 'b'].map((f) => path.join(folder, f));
+  const n = 60, files = ['a', 'b'].map(to);
   const text = ['mini', '--perplexity', at('mini/heldout.txt'), '--limit', String(n), '--context', '128'];
   evaluate(...text, '--save-logits', files[0]);
   const found = evaluate(...text, '--kv-cache-dtype', 'bf16', '--against', files[0], '--save-logits', files[1]).perplexity;
@@ -184,7 +170,7 @@ test('the plan names op, format and layers', () => {
 });
 
 test('a golden file with wrong entries is refused: a comparison left out could not fail', () => {
-  const file = path.join(folder, 'wrong.json'), one = { ids: [0, 5], top: [[5, 1]], greedy: [5] };
+  const file = to('wrong.json'), one = { ids: [0, 5], top: [[5, 1]], greedy: [5] };
   for (const [change, pattern] of [
     [{ ids: [99999] }, /wrong\.json: prompts\[0\]\.ids\[0\]: expected a token id below 4096, found 99999/],
     [{ ids: [4294967296] }, /found 4294967296/],

@@ -2,31 +2,14 @@
 // patterns, importance measured by `hadal eval --save-imatrix`, refusals; and that what comes out runs.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
-import { existsSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { existsSync, readFileSync, readdirSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
-import { after, test } from 'node:test';
-
-const bin = process.env.HADAL_BIN, source = process.env.HADAL_SOURCE_DIR;
-assert.ok(bin && source, 'HADAL_BIN and HADAL_SOURCE_DIR name the program and the checkout');
-const folder = mkdtempSync(path.join(tmpdir(), 'hadal-quantize-'));
-after(() => rmSync(folder, { recursive: true }));
+import { test } from 'node:test';
+import { bin, done, folder, refuse, run, source, to } from './program.mjs';
 
 const mini = path.join(source, 'models/mini/mini-bf16.gguf');
 const v3 = path.join(source, 'tests/golden/families/v3');
 const heldout = path.join(source, 'tests/golden/mini/heldout.txt');
-const to = (name) => path.join(folder, name);
-const run = (...args) => spawnSync(bin, args, { encoding: 'utf8' });
-function done(...args) {
-  const r = run(...args);
-  assert.equal(r.status, 0, r.stdout + r.stderr);
-  return r.stdout;
-}
-function refuse(status, pattern, ...args) {
-  const r = run(...args);
-  assert.equal(r.status, status, r.stdout + r.stderr);
-  assert.match(r.stderr, pattern);
-}
 const quantize = (...args) => JSON.parse(done('quantize', ...args, '--json'));
 const evaluate = (...args) => JSON.parse(done('eval', ...args, '--json')).perplexity;
 // (inspect fails on a file that is no model, after it has told everything)

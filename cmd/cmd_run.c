@@ -1,6 +1,5 @@
 /* hadal run: one answer (-p), or a chat in the terminal. Text goes to stdout, everything else to
  * stderr, so that the answer can be piped. */
-#include "base/log.h"
 #include "base/mem.h"
 #include "cmd/command.h"
 #include "cmd/generate.h"
@@ -366,7 +365,6 @@ static int run(const struct hd_options *o, int n_arg, char **arg) {
     if (o->stop.n > HD_STOP_MAX)
         return hd_command_usage(&hd_cmd_run, "--stop: at most %d, found %d", HD_STOP_MAX,
                                 o->stop.n);
-    if (hd_log_get_level() == HD_LOG_INFO) hd_log_set_level(HD_LOG_WARN);
     session s = {.o = o, .thinking = o->thinking, .is_tty = isatty(STDOUT_FILENO)};
     hd_engine_config c;
     hd_engine_config_from(o, &c);

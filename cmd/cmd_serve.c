@@ -265,4 +265,5 @@ const struct hd_command hd_cmd_serve = {
         "  hadal serve --host 0.0.0.0 --port 8000 --api-key-file keys.txt\n"
         "  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\\n"
         "    -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'\n",
-    .run = run};
+    .run = run,
+    .is_server = true};

@@ -30,6 +30,7 @@ struct hd_command {
     const char *usage;          /* "[options] PATH" */
     const char *details;        /* paragraphs and examples of --help; ends in a newline */
     int (*run)(const struct hd_options *o, int n_arg, char **arg);
+    bool is_server; /* its log tells what is normal, too */
 };
 
 #define HD_COMMAND(name) extern const struct hd_command hd_cmd_##name;

@@ -123,10 +123,11 @@ static hd_status read_options(const hd_opt_table *table, struct hd_options *o, i
     return hd_opt_read_args(table, o, n_arg, arg);
 }
 
-static void set_log(const struct hd_options *o) {
+static void set_log(const struct hd_command *c, const struct hd_options *o) {
     static const char *const levels[] = {"debug", "info", "warn", "error", "off"};
     for (size_t i = 0; i < HD_COUNT_OF(levels); i++)
         if (strcmp(o->log_level, levels[i]) == 0) hd_log_set_level((enum hd_log_level)i);
+    if (hd_log_get_level() == HD_LOG_INFO && !c->is_server) hd_log_set_level(HD_LOG_WARN);
     bool is_auto = strcmp(o->log_format, "auto") == 0;
     hd_log_set_plain(is_auto ? isatty(STDERR_FILENO) : strcmp(o->log_format, "plain") == 0);
 }
@@ -170,7 +171,7 @@ int main(int argc, char **argv) {
         hd_command_error(c);
         rc = 2;
     } else {
-        set_log(&o);
+        set_log(c, &o);
         rc = c->run(&o, n_arg, arg);
     }
     if (ferror(stdout) || fflush(stdout) != 0) {

@@ -1,4 +1,4 @@
-// README.md's examples, run as a reader would: each shell example that calls the server, and each
+// The examples of README.md and docs/api.md, run as a reader would: each shell example that calls the server, and each
 // script, with only the address changed.
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
@@ -9,7 +9,8 @@ import { killServers, SOURCE_DIR, startServer } from './server.mjs';
 
 const run = promisify(execFile);
 const ADDRESS = 'http://127.0.0.1:8080';
-const blocks = [...readFileSync(`${SOURCE_DIR}/README.md`, 'utf8').matchAll(/^```(\w*)\n([^]*?)^```$/gm)]
+const text = ['README.md', 'docs/api.md'].map((f) => readFileSync(`${SOURCE_DIR}/${f}`, 'utf8')).join('\n');
+const blocks = [...text.matchAll(/^```(\w*)\n([^]*?)^```$/gm)]
     .map(([, language, text]) => ({ language, text })).filter(({ text }) => text.includes(ADDRESS));
 
 let server;
@@ -37,6 +38,7 @@ test('the shell examples', async () => {
     for (const expected of [/27 \+ 15 = 42$/, /\{"location": "Paris"\}$/, /It is 21 degrees and sunny in Paris\.$/, /ones: 4\+5=9[^]*\|\s*594 \+ 265 = 859$/,
         /^return a \+ b$/, /\| = 42$/])
         assert.ok(said.some((s) => expected.test(s)), `${expected} in ${JSON.stringify(said)}`);
+    assert.equal(said.length, 10);
 });
 
 test('the scripts', async () => {

@@ -312,7 +312,10 @@ static hd_status read_token(const struct source *s, const char *key, int32_t *ou
 
 hd_status hd_hparams_from_gguf(const hd_checkpoint *c, const char *file, hd_hparams *hp) {
     struct source s = {.c = c, .g = hd_checkpoint_gguf(c), .file = file};
-    hd_str arch, name;
+    hd_str arch, name, type;
+    if (hd_gguf_str(s.g, "general.type", &type) && !hd_str_eq_c(type, "model"))
+        return HD_FAIL(UNSUPPORTED, "%s: general.type: expected model, found \"%s\"", file,
+                       hd_show(type));
     if (!hd_gguf_str(s.g, "general.architecture", &arch))
         return HD_FAIL(CORRUPT, "%s: general.architecture: expected a string, found none", file);
     HD_TRY(hd_hparams_set_arch(hp, file, arch, &s.family));

@@ -102,7 +102,8 @@ static hd_status check_model(const json_t *m, const char *name) {
     static const char *const must_be_unset[] = {"dropout", "continuing_subword_prefix",
                                                 "end_of_word_suffix"};
     const json_t *type = json_object_get(m, "type");
-    if (!json_is_object(m)) return HD_FAIL(CORRUPT, "%s: no object \"model\"", name);
+    if (!json_is_object(m))
+        return HD_FAIL(CORRUPT, "%s: no object \"model\": expected a tokenizer.json", name);
     if (type && (!json_is_string(type) || strcmp(json_string_value(type), "BPE") != 0))
         return HD_FAIL(UNSUPPORTED, "%s: model %s: only BPE is supported", name, type_of(m));
     for (size_t i = 0; i < HD_COUNT_OF(must_be_unset); i++) {

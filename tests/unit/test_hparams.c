@@ -560,6 +560,9 @@ static void bad_gguf_values_are_refused(void **state) {
     } cases[] = {
         {{"general.architecture", 's', 0, "mamba"}, HD_E_UNSUPPORTED, "\"mamba\""},
         {{"general.architecture", 0, 0, NULL}, HD_E_CORRUPT, "general.architecture"},
+        {{"general.type", 's', 0, "imatrix"},
+         HD_E_UNSUPPORTED,
+         "expected model, found \"imatrix\""},
         {{"general.architecture", 'u', 1, NULL}, HD_E_CORRUPT, "general.architecture"},
         {{"deepseek2.rope.scaling.type", 's', 0, "longrope"}, HD_E_UNSUPPORTED, "\"longrope\""},
         {{"deepseek2.rope.scaling.type", 0, 0, NULL}, HD_E_UNSUPPORTED, "yarn_log_multiplier"},

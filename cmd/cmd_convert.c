@@ -23,13 +23,13 @@ const struct hd_command hd_cmd_convert = {
     .summary = "write a model as one GGUF file",
     .usage = "[options] SOURCE TARGET.gguf",
     .details =
-        "SOURCE is a Hugging Face folder (config.json, safetensors, tokenizer.json) or a GGUF "
-        "file.\n"
+        "SOURCE is a Hugging Face folder (config.json, safetensors, tokenizer.json), a GGUF file "
+        "or\n"
+        "'mini', the embedded model.\n"
         "Norms, the router and its bias are written as F32, everything else as --outtype says;\n"
-        "auto keeps each tensor's own format (FP8, which GGUF does not have, becomes BF16: exact "
-        "where "
-        "scales\n"
-        "are powers of two, else to 2^-9). The target appears only when it is complete.\n"
+        "auto keeps each tensor's own format (FP8, which GGUF does not have, becomes BF16: exact\n"
+        "where scales are powers of two, else to 2^-9). The target appears only when it is\n"
+        "complete; --force replaces another file, never the source.\n"
         "Smaller files: hadal quantize.\n\n"
         "  hadal convert DeepSeek-V3-folder v3.gguf --outtype bf16\n",
     .run = run,

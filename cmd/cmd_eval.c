@@ -1,14 +1,17 @@
 /* `hadal eval`: how far a model on a backend is from a reference: cases with logits, a golden file,
  * the perplexity of a text, divergence from another run. */
-#include "base/log.h"
 #include "base/mem.h"
 #include "cmd/eval.h"
 #include "engine/load.h"
 #include "engine/sizes.h"
+#include "file/json.h"
+#include "file/mapping.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 double hd_eval_log_sum_exp(const float *logits, int n) {
     double max = (double)logits[0], sum = 0;
@@ -31,6 +34,22 @@ int hd_eval_arg_max(const float *logits, int n, double *margin) {
     }
     *margin = (double)logits[best] - second;
     return best;
+}
+
+hd_status hd_eval_read(const char *path, const char *list, json_t **root) {
+    enum { bytes_max = 1 << 30 };
+    char *text;
+    size_t n;
+    HD_TRY(hd_text_read(path, bytes_max, &text, &n));
+    hd_status s = hd_json_parse((hd_str){text, n}, path, root);
+    hd_free(text);
+    HD_TRY(s);
+    const json_t *found = json_object_get(*root, list);
+    if (json_array_size(found) > 0) return HD_OK;
+    s = HD_FAIL(INVALID, "%s: %s: expected a list that is not empty, found %s", path, list,
+                hd_json_found(found));
+    json_decref(*root);
+    return s;
 }
 
 enum hd_mla_form hd_eval_form(const struct hd_eval *e, int n_tok) {
@@ -75,11 +94,21 @@ static void choose_sizes(struct hd_eval *e, enum hd_format kv_format) {
                                .kv_format = kv_format};
 }
 
+/* Loading a large model takes minutes: a name that was mistyped is told before. */
+static hd_status check_inputs(const struct hd_options *o) {
+    const char *const path[] = {o->eval_cases, o->eval_golden, o->eval_perplexity, o->eval_against};
+    for (size_t i = 0; i < HD_COUNT_OF(path); i++)
+        if (path[i] && access(path[i], R_OK) != 0)
+            return HD_FAIL(IO, "%s: cannot be read: %s", path[i], strerror(errno));
+    return HD_OK;
+}
+
 static hd_status open_all(struct hd_eval *e, const char *model) {
     const struct hd_options *o = e->o;
     hd_engine_config config = {.model = model};
     hd_dev_config dc = {.n_thread = o->threads, .isa = o->isa, .cuda_library = o->cuda_library};
     enum hd_format kv_format;
+    HD_TRY(check_inputs(o));
     HD_TRY(hd_engine_kv_format(o->kv_cache_dtype, &kv_format));
     HD_TRY(hd_engine_open_checkpoint(&config, &e->checkpoint));
     if (o->expect_hash) {
@@ -108,7 +137,12 @@ static hd_status evaluate(struct hd_eval *e) {
         hd_buf b;
         hd_buf_init(&b, 1 << 20);
         hd_model_plan_text(e->model, &b);
-        printf("%s", b.len ? b.ptr : "");
+        if (e->json) {
+            hd_json_key(e->json, "plan");
+            hd_json_str(e->json, b.ptr, b.len);
+        } else {
+            printf("%s", b.len ? b.ptr : "");
+        }
         hd_buf_fini(&b);
     }
     if (o->eval_cases) HD_TRY(hd_eval_cases(e, o->eval_cases));
@@ -148,7 +182,6 @@ static int run(const struct hd_options *o, int n_arg, char **arg) {
     if (o->eval_save_imatrix && (!o->eval_perplexity || strcmp(o->eval_form, "expanded") == 0))
         return hd_command_usage(&hd_cmd_eval, "--save-imatrix needs --perplexity, and no expanded "
                                               "attention");
-    if (hd_log_get_level() == HD_LOG_INFO) hd_log_set_level(HD_LOG_WARN);
     const char *model = n_arg == 1 ? arg[0] : o->model;
     struct hd_eval e = {.o = o};
     hd_buf out;

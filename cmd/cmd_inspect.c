@@ -71,14 +71,19 @@ static bool is_unused(const struct job *j, size_t ix) {
 
 static void print_shape(const hd_hparams *hp) {
     int n_moe = hp->n_layer - hp->n_dense_layer;
-    char scaling[64] = "";
+    char scaling[64] = "", groups[48] = "";
+    if (hp->n_group > 1)
+        snprintf(groups, sizeof groups, " in %d groups (%d used)", hp->n_group, hp->n_group_used);
     if (hp->rope_linear > 0)
-        snprintf(scaling, sizeof scaling, ", positions divided by %.9g", (double)hp->rope_linear);
+        snprintf(scaling, sizeof scaling, ", positions divided by %.7g", (double)hp->rope_linear);
     if (hp->has_rope_divisor)
-        snprintf(scaling, sizeof scaling, ", llama3 scaling up to %.9g",
+        snprintf(scaling, sizeof scaling, ", llama3 scaling up to %.7g",
                  (double)hp->rope_divisor[hp->n_rope / 2 - 1]);
-    LINE("layers", "%d: %d dense, %d with experts; width %d", hp->n_layer, hp->n_dense_layer, n_moe,
-         hp->d_model);
+    if (n_moe)
+        LINE("layers", "%d: %d dense, %d with experts; width %d", hp->n_layer, hp->n_dense_layer,
+             n_moe, hp->d_model);
+    else
+        LINE("layers", "%d, all dense; width %d", hp->n_layer, hp->d_model);
     if (!hd_hparams_is_mla(hp))
         LINE("attention", "%d heads of %d over %d key heads%s", hp->n_head, hp->n_rope,
              hp->n_head_kv, hp->has_qkv_bias ? ", with biases" : "");
@@ -89,16 +94,13 @@ static void print_shape(const hd_hparams *hp) {
         LINE("attention", "%d heads: key %d + %d rope, value %d; latent %d", hp->n_head, hp->n_nope,
              hp->n_rope, hp->n_v, hp->n_c);
     if (n_moe)
-        LINE("experts",
-             "%d of width %d in %d group%s (%d used), %d a token, %d shared; %s scores%s, times "
-             "%.9g",
-             hp->n_expert, hp->d_expert, hp->n_group, hp->n_group == 1 ? "" : "s", hp->n_group_used,
-             hp->n_expert_used, hp->n_expert_shared,
+        LINE("experts", "%d of width %d%s, %d a token, %d shared; %s scores%s, times %.7g",
+             hp->n_expert, hp->d_expert, groups, hp->n_expert_used, hp->n_expert_shared,
              hp->gating == HD_GATING_SIGMOID ? "sigmoid" : "softmax",
              hp->expert_normalise ? ", normalised" : "", (double)hp->expert_scale);
     if (hp->n_dense_layer) LINE("feed-forward", "dense width %d", hp->d_ff);
     if (hp->is_yarn)
-        LINE("context", "%d tokens; rope base %.9g, YaRN %.9g over %d (mscale %.9g, %.9g)",
+        LINE("context", "%d tokens; rope base %.9g, YaRN %.7g over %d (mscale %.7g, %.7g)",
              hp->n_ctx, (double)hp->rope_base, (double)hp->yarn_factor, hp->yarn_orig_ctx,
              (double)hp->yarn_mscale, (double)hp->yarn_mscale_all);
     else

@@ -232,11 +232,14 @@ const struct hd_command hd_cmd_quantize = {
     .summary = "write a model with smaller weights",
     .usage = "[options] --type TYPE MODEL TARGET.gguf",
     .details =
-        "MODEL is a Hugging Face folder or a GGUF file with weights that are not quantised. TYPE\n"
-        "names a mix of formats: Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, Q4_1,\n"
+        "MODEL is a Hugging Face folder, a GGUF file with weights that are not quantised or "
+        "'mini',\n"
+        "the embedded model. TYPE names a mix of formats:\n"
+        "Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, Q4_1,\n"
         "Q4_0, IQ4_NL, IQ4_XS, MXFP4_MOE, Q3_K_L, Q3_K_M, Q3_K_S, Q2_K (docs/quantize.md).\n"
         "Norms, biases and the router stay F32; rows that are no whole blocks take the next\n"
-        "format that fits. The target appears only when it is complete.\n\n"
+        "format that fits. The target appears only when it is complete; --force replaces another\n"
+        "file, never the source.\n\n"
         "  hadal quantize --type Q4_K_M v3-bf16.gguf v3-q4.gguf\n"
         "  hadal quantize --type Q4_K_M v3-bf16.gguf --dry-run\n\n"
         "With an importance matrix, measured on a text like what the model will be used for:\n\n"

@@ -6,6 +6,8 @@
 #include "model/score.h"
 #include "text/tokenizer.h"
 
+#include <jansson.h>
+
 struct hd_eval {
     const struct hd_options *o;
     hd_checkpoint *checkpoint;
@@ -17,6 +19,9 @@ struct hd_eval {
     hd_json *json;       /* results as members of an object, or NULL: lines on stdout */
 };
 
+/* A file of cases or golden values: an object whose member `list` is a list that is not empty. The
+ * caller frees *root with json_decref. */
+HD_MUST_CHECK hd_status hd_eval_read(const char *path, const char *list, json_t **root);
 /* ln(sum of exp). */
 double hd_eval_log_sum_exp(const float *logits, int n);
 /* Index of the largest (ties to the lower); *margin: its distance to the second. */

@@ -9,7 +9,6 @@
 #include "base/mem.h"
 
 #include <inttypes.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -120,12 +119,11 @@ static void free_cases(struct one_case *c, int n) {
 
 static hd_status read_cases(const struct hd_eval *e, const char *path, struct one_case **out,
                             int *n_out) {
-    json_error_t error;
-    json_t *root = json_load_file(path, 0, &error);
-    if (!root) return HD_FAIL(INVALID, "%s: line %d: %s", path, error.line, error.text);
+    json_t *root;
+    HD_TRY(hd_eval_read(path, "cases", &root));
     const json_t *list = json_object_get(root, "cases");
     size_t n = json_array_size(list);
-    hd_status s = n ? HD_OK : HD_FAIL(INVALID, "%s: cases: expected a list, found none", path);
+    hd_status s = HD_OK;
     struct one_case *c = hd_alloc_zero(n, sizeof *c);
     for (size_t i = 0; i < n && s == HD_OK; i++)
         s = read_case(e, path, i, json_array_get(list, i), &c[i]);

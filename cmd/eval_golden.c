@@ -5,7 +5,6 @@
 #include "base/mem.h"
 #include "file/json.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -236,17 +235,14 @@ static void tell(const struct golden *g, const char *path) {
 }
 
 hd_status hd_eval_golden(struct hd_eval *e, const char *path) {
-    json_error_t error;
-    json_t *root = json_load_file(path, 0, &error);
-    if (!root) return HD_FAIL(INVALID, "%s: line %d: %s", path, error.line, error.text);
+    json_t *root;
+    HD_TRY(hd_eval_read(path, "prompts", &root));
     struct golden g = {.e = e,
                        .path = path,
                        .prompts = json_object_get(root, "prompts"),
                        .scorer = hd_scorer_new(e->model, &e->mo, 1),
                        .prompt_of = hd_alloc_zero((size_t)e->mo.n_seq_max, sizeof(int))};
-    hd_status s = json_array_size(g.prompts)
-                      ? run_prompts(&g)
-                      : HD_FAIL(INVALID, "%s: prompts: expected a list, found none", path);
+    hd_status s = run_prompts(&g);
     if (s == HD_OK && e->tokenizer) {
         compare_texts(&g, g.prompts, "prompt");
         compare_texts(&g, json_object_get(root, "tokenizer"), "text");

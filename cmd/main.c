@@ -81,7 +81,7 @@ static void print_help(const struct hd_command *c, const hd_opt_table *table) {
            c->usage, c->details, b.len ? b.ptr : "");
     printf("      --help                               this text\n\n"
            "Each option is also a key of the --config file and a variable, HADAL_ and its name in\n"
-           "capitals: --max-num-seqs 8 is max-num-seqs: 8 and HADAL_MAX_NUM_SEQS=8.\n"
+           "capitals: --log-level warn is log-level: warn and HADAL_LOG_LEVEL=warn.\n"
            "Order of strength: default < file < environment < flag.\n");
     hd_buf_fini(&b);
 }

@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "cmd/anatomy.h"
 #include "cmd/output.h"
+#include "engine/load.h"
 #include "file/mapping.h"
 
 #include <math.h>
@@ -42,7 +43,7 @@ hd_status hd_target_open(struct hd_target *t, const char *source, const char *na
     t->start_ns = hd_now_ns();
     hd_buf_init(&t->notes, 1 << 20);
     HD_TRY(hd_pool_open(n_thread > 0 ? n_thread : hd_cpu_available(), &t->pool));
-    HD_TRY(hd_checkpoint_open(source, &t->c));
+    HD_TRY(hd_engine_open_checkpoint(&(hd_engine_config){.model = source}, &t->c));
     HD_TRY(hd_hparams_read(t->c, &t->hp));
     if (name) snprintf(t->hp.name, sizeof t->hp.name, "%s", name);
     HD_TRY(hd_canon_new(t->c, &t->hp, &t->k));

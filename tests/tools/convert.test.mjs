@@ -18,6 +18,7 @@ test('a folder becomes a GGUF of the same model', () => {
   assert.match(said, /routed experts +9 +442 k +BF16 +BF16/);
   assert.match(said, /norms +17 +864 +BF16 +F32/);
   assert.match(said, /tokenizer: none/);
+  assert.match(done('inspect', pair), /YaRN \d+ over \d+ \(mscale 0\.8, 1\.2\)/);
   assert.equal(look(to('pair.gguf'), '--metadata').metadata['tokenizer.ggml.model'], '"none"');
   refuse(1, /pair\.gguf: tokenizer\.ggml\.model: expected gpt2, found none/,
     'tokenize', '--tokenizer', to('pair.gguf'), 'x');
@@ -35,6 +36,12 @@ test('the same command gives the same bytes, and the name can be chosen', () => 
   for (const name of ['a', 'b']) done('convert', v3, to(`${name}.gguf`), '--name', 'Small One');
   assert.ok(readFileSync(to('a.gguf')).equals(readFileSync(to('b.gguf'))));
   assert.equal(look(to('a.gguf')).name, 'Small One');
+});
+
+test('the embedded model can be written too', () => {
+  done('convert', 'mini', to('embedded.gguf'));
+  assert.equal(look(to('embedded.gguf')).hash, look('mini').hash);
+  assert.match(done('quantize', '--type', 'Q4_K_M', 'mini', '--dry-run'), /Q4_K_M: 5\.01 bits/);
 });
 
 test('what becomes F16 is said once, with the reason', () => {

@@ -153,19 +153,27 @@ test('divergence is what its definition says', () => {
 test('what cannot be done is said', () => {
   const v3 = at('families/v3'), cases = at('families/v3/cases.json');
   refuse(2, /nothing to do/, v3);
+  for (const option of ['--cases', '--golden', '--perplexity'])
+    refuse(1, /^hadal eval: nothing-here: cannot be read: No such file or directory\n$/, v3, option, 'nothing-here');
+  refuse(1, /expected a regular file, found a folder/, v3, '--cases', folder);
+  writeFileSync(path.join(folder, 'none.json'), '{"cases": []}');
+  refuse(1, /none\.json: cases: expected a list that is not empty, found a list of 0/, v3, '--cases', path.join(folder, 'none.json'));
   refuse(2, /--against needs --perplexity/, v3, '--against', 'x');
   refuse(2, /--save-logits needs --perplexity/, v3, '--save-logits', 'x', '--cases', cases);
   refuse(2, /one model/, v3, v3, '--plan');
   refuse(1, /no tokenizer/, v3, '--perplexity', at('mini/heldout.txt'));
   refuse(1, /context has 64/, v3, '--backend', 'ref', '--max-model-len', '64', '--cases', cases);
   refuse(1, /cases: expected a list/, v3, '--backend', 'ref', '--cases', at('mini/golden.json'));
-  refuse(1, /heldout.txt: line 1/, v3, '--backend', 'ref', '--cases', at('mini/heldout.txt'));
+  refuse(1, /heldout\.txt: not valid JSON: line 1/, v3, '--backend', 'ref', '--cases', at('mini/heldout.txt'));
   refuse(1, /golden\.json: prompts\[0\]\.ids\[1\]: expected a token id below 320, found 2160/, v3, '--backend', 'ref', '--golden', at('mini/golden.json'));
 });
 
 test('the plan names op, format and layers', () => {
   const r = run('eval', at('families/v3'), '--backend', 'ref', '--plan');
   assert.equal(r.status, 0, r.stderr);
+  const plan = evaluate(at('families/v3'), '--backend', 'ref', '--plan', '--cases', at('families/v3/cases.json'));
+  assert.ok(r.stdout.endsWith(plan.plan) && plan.cases.length === 3);
+  assert.equal(r.stderr, '');
   assert.match(r.stdout, /^moe +1-3 +ffn_down_exps.weight +BF16 +16 x \[64, 48\] +ref$/m);
 });
 

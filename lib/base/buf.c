@@ -141,6 +141,19 @@ void hd_json_object_end(hd_json *j) { close_with(j, "}"); }
 void hd_json_array(hd_json *j) { open_with(j, "["); }
 void hd_json_array_end(hd_json *j) { close_with(j, "]"); }
 
+void hd_json_escape(hd_buf *b, char byte) {
+    static const char from[] = "\"\\\n\r\t\b\f", to[] = "\"\\nrtbf";
+    const char *at = byte ? strchr(from, byte) : NULL;
+    if (at) {
+        hd_buf_add(b, (char[]){'\\', to[at - from]}, 2);
+    } else if ((unsigned char)byte < 0x20) {
+        static const char hex[] = "0123456789abcdef";
+        hd_buf_add(b, (char[]){'\\', 'u', '0', '0', hex[byte >> 4 & 1], hex[byte & 15]}, 6);
+    } else {
+        hd_buf_add(b, &byte, 1);
+    }
+}
+
 static void quoted(hd_buf *b, const char *p, size_t n) {
     hd_buf_add(b, "\"", 1);
     size_t run = 0; /* start of bytes not yet copied */
@@ -157,18 +170,12 @@ static void quoted(hd_buf *b, const char *p, size_t n) {
             continue;
         }
         hd_buf_add(b, p + run, i - run);
-        size_t skip = 1;
-        if (c >= 0x80) {
-            skip = hd_utf8_invalid_len(p + i, n - i);
-            hd_buf_add_c(b, "\xEF\xBF\xBD");
-        } else if (c == '"' || c == '\\') {
-            hd_buf_addf(b, "\\%c", c);
-        } else if (c >= '\b' && c <= '\r' && c != '\v') {
-            hd_buf_addf(b, "\\%c", "btn.fr"[c - '\b']);
+        if (c < 0x80) {
+            hd_json_escape(b, p[i++]);
         } else {
-            hd_buf_addf(b, "\\u%04x", c);
+            hd_buf_add_c(b, "\xEF\xBF\xBD");
+            i += hd_utf8_invalid_len(p + i, n - i);
         }
-        i += skip;
         run = i;
     }
     hd_buf_add(b, p + run, n - run);

@@ -65,5 +65,7 @@ void hd_json_num(hd_json *j, double v);
 void hd_json_bool(hd_json *j, bool v);
 void hd_json_null(hd_json *j);
 void hd_json_raw(hd_json *j, const char *p, size_t n); /* already valid JSON */
+/* One byte of a string's text as it stands between quotes, for strings that come in pieces. */
+void hd_json_escape(hd_buf *b, char byte);
 
 #endif

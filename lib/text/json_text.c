@@ -1,4 +1,4 @@
-/* One scanner: scalars by their grammar, arrays and objects by a stack of one bit a level. */
+/* One scanner: scalars by their grammar, arrays and objects by a stack of what is open. */
 #include "text/json_text.h"
 
 #include "base/utf8.h"
@@ -136,19 +136,6 @@ bool hd_json_text_member(hd_str object, size_t *at, hd_str *key, hd_str *value) 
 
 /* ---- writing ---- */
 
-void hd_json_text_escape(hd_buf *b, char byte) {
-    static const char from[] = "\"\\\n\r\t\b\f", to[] = "\"\\nrtbf";
-    const char *at = byte ? strchr(from, byte) : NULL;
-    if (at) {
-        hd_buf_add(b, (char[]){'\\', to[at - from]}, 2);
-    } else if ((unsigned char)byte < 0x20) {
-        static const char hex[] = "0123456789abcdef";
-        hd_buf_add(b, (char[]){'\\', 'u', '0', '0', hex[byte >> 4 & 1], hex[byte & 15]}, 6);
-    } else {
-        hd_buf_add(b, &byte, 1);
-    }
-}
-
 static uint32_t hex4(const char *p) {
     uint32_t v = 0;
     for (int i = 0; i < 4; i++) {
@@ -198,9 +185,8 @@ static void respace_string(hd_buf *b, hd_str string) {
     }
     hd_buf_init(&text, SIZE_MAX / 2);
     hd_json_text_decode(&text, string);
-    hd_buf_add(b, "\"", 1);
-    for (size_t i = 0; i < text.len; i++) hd_json_text_escape(b, text.ptr[i]);
-    hd_buf_add(b, "\"", 1);
+    hd_json j = hd_json_begin(b);
+    hd_json_str(&j, text.ptr, text.len);
     hd_buf_fini(&text);
 }
 

@@ -12,8 +12,6 @@ bool hd_json_text_is_value(hd_str s);
 /* Without white space at both ends. */
 hd_str hd_json_text_trim(hd_str s);
 
-/* Appends one byte of a string's text as it stands between quotes. */
-void hd_json_text_escape(hd_buf *b, char byte);
 /* Appends what a valid JSON string (quotes included) means; halves of surrogate pairs become
  * U+FFFD. */
 void hd_json_text_decode(hd_buf *b, hd_str string);

@@ -80,7 +80,7 @@ static void put_escaped(hd_tool_parser *p, hd_str text) {
     hd_buf *b = &p->dsml.key; /* its room is for one byte's escape, too; the key is out by now */
     for (size_t i = 0; i < text.len; i++) {
         hd_buf_clear(b);
-        hd_json_text_escape(b, text.ptr[i]);
+        hd_json_escape(b, text.ptr[i]);
         hd_tool_put_args(p, b->ptr, b->len);
     }
 }
@@ -203,7 +203,7 @@ static void begin_value(hd_tool_parser *p, hd_str tag) {
     k->kind = k->wants_string && !k->is_wrapper ? HD_VALUE_STRING : HD_VALUE_JSON;
     hd_buf_clear(&k->value);
     hd_buf_clear(&k->key);
-    for (size_t i = 0; i < name.len; i++) hd_json_text_escape(&k->key, name.ptr[i]);
+    for (size_t i = 0; i < name.len; i++) hd_json_escape(&k->key, name.ptr[i]);
     if (k->kind != HD_VALUE_STRING) return;
     put_key(p);
     hd_tool_put_args(p, "\"", 1);

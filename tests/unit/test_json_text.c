@@ -102,7 +102,7 @@ static void strings_and_spacing(void **state) {
     hd_json_text_decode(&b, hd_str_of("\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00E9\""));
     assert_string_equal(b.ptr, "\"\\/\b\f\n\r\té");
     hd_buf_clear(&b);
-    for (const char *p = "\"\\\b\f\n\r\t\x01\x1f\x7f/é"; *p; p++) hd_json_text_escape(&b, *p);
+    for (const char *p = "\"\\\b\f\n\r\t\x01\x1f\x7f/é"; *p; p++) hd_json_escape(&b, *p);
     assert_string_equal(b.ptr, "\\\"\\\\\\b\\f\\n\\r\\t\\u0001\\u001f\x7f/é");
     hd_buf_fini(&b);
 }

@@ -63,15 +63,9 @@ void hd_chat_names(char *out, size_t room) {
     for (size_t i = 0; i < hd_chat_row_count; i++) hd_list_add(out, room, hd_chat_rows[i].name);
 }
 
-/* The id of an added token, or -1. */
-static int32_t token_of(const hd_tokenizer *t, const char *text) {
-    int32_t id = hd_tokenizer_find(t, hd_str_of(text));
-    return hd_tokenizer_is_added(t, id) ? id : -1;
-}
-
 const char *hd_chat_missing_marker(const hd_chat_encoding *e, const hd_tokenizer *t) {
     for (const char *const *k = e->marker; *k; k++)
-        if (token_of(t, *k) < 0) return *k;
+        if (hd_tokenizer_find_added(t, *k) < 0) return *k;
     return NULL;
 }
 
@@ -89,7 +83,7 @@ int hd_chat_end_tokens(const hd_chat_encoding *e, const hd_tokenizer *t,
                        int32_t out[HD_CHAT_END_MAX]) {
     int n = 0;
     for (const char *const *k = e->end_token; *k; k++) {
-        out[n] = token_of(t, *k);
+        out[n] = hd_tokenizer_find_added(t, *k);
         n += out[n] >= 0;
     }
     return n;
@@ -174,7 +168,7 @@ static hd_status check_tools(const hd_chat_encoding *e, const hd_chat_prompt *p)
 
 /* A token that only some prompts need. */
 static hd_status check_token(const hd_chat_encoding *e, const hd_tokenizer *t, const char *text) {
-    if (token_of(t, text) >= 0) return HD_OK;
+    if (hd_tokenizer_find_added(t, text) >= 0) return HD_OK;
     return HD_FAIL(UNSUPPORTED, "chat encoding %s: the tokenizer has no token %s", e->name, text);
 }
 
@@ -246,7 +240,8 @@ hd_status hd_chat_encode(const hd_chat_encoding *e, const hd_tokenizer *t, const
     if (p->tool_choice == HD_TOOL_NONE) used.n_tool = 0;
     hd_chat_writer w = {.e = e, .t = t, .p = &used, .out = out, .has_tools = p->n_tool > 0};
     hd_buf_init(&w.plain, SIZE_MAX / 2);
-    for (size_t i = 0; i < HD_COUNT_OF(markers); i++) w.marker[i] = token_of(t, markers[i]);
+    for (size_t i = 0; i < HD_COUNT_OF(markers); i++)
+        w.marker[i] = hd_tokenizer_find_added(t, markers[i]);
     hd_chat_markup(&w, HD_BOS);
     if (e->turns)
         hd_chat_turns_write(&w);
@@ -266,14 +261,14 @@ enum { fim_bos, fim_begin, fim_hole, fim_end };
 
 bool hd_chat_has_fim(const hd_tokenizer *t) {
     for (size_t i = 0; i < HD_COUNT_OF(fim_marker); i++)
-        if (token_of(t, fim_marker[i]) < 0) return false;
+        if (hd_tokenizer_find_added(t, fim_marker[i]) < 0) return false;
     return true;
 }
 
 hd_status hd_chat_fim(const hd_tokenizer *t, hd_str prefix, hd_str suffix, hd_ids *out) {
     int32_t id[HD_COUNT_OF(fim_marker)];
     for (size_t i = 0; i < HD_COUNT_OF(fim_marker); i++) {
-        id[i] = token_of(t, fim_marker[i]);
+        id[i] = hd_tokenizer_find_added(t, fim_marker[i]);
         if (id[i] < 0)
             return HD_FAIL(UNSUPPORTED, "fill in the middle: the tokenizer has no token %s",
                            fim_marker[i]);

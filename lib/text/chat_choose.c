@@ -13,7 +13,7 @@ static bool has(hd_str text, const char *part) {
 }
 
 static bool has_token(const hd_tokenizer *t, const char *text) {
-    return hd_tokenizer_is_added(t, hd_tokenizer_find(t, hd_str_of(text)));
+    return hd_tokenizer_find_added(t, text) >= 0;
 }
 
 struct choice {

@@ -325,12 +325,6 @@ static hd_status check_stops(const hd_text_stream_options *o) {
     return HD_OK;
 }
 
-/* The id of an added token, or -1: a text that merging may give is not a marker token. */
-static int32_t marker_id(const hd_tokenizer *t, const char *text) {
-    int32_t id = hd_tokenizer_find(t, hd_str_of(text));
-    return hd_tokenizer_is_added(t, id) ? id : -1;
-}
-
 /* One token's bytes may each become U+FFFD, and everything that waited may come with them. */
 static void make_room(hd_stream *s, const hd_chat_encoding *e, const hd_text_stream_options *o) {
     size_t longest = 0;
@@ -364,8 +358,8 @@ hd_status hd_stream_new(const hd_tokenizer *t, const hd_chat_encoding *e,
     s->min_tokens = (o->min_tokens > 0 ? o->min_tokens : 0) + o->n_forced;
     s->strip_space = o->strip_space;
     s->strip_newlines = s->split && e && e->strip_newlines;
-    s->open_id = marker_id(t, open_text);
-    s->close_id = marker_id(t, close_text);
+    s->open_id = hd_tokenizer_find_added(t, open_text);
+    s->close_id = hd_tokenizer_find_added(t, close_text);
     s->first = o->in_reasoning ? in_reasoning : in_content;
     s->stop_ix = -1;
     s->n_stop = o->n_stop;

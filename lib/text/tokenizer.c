@@ -94,6 +94,11 @@ int32_t hd_tokenizer_find(const hd_tokenizer *t, hd_str content) {
     return hd_map_get(t->by_bytes, content, &id) ? (int32_t)id : -1;
 }
 
+int32_t hd_tokenizer_find_added(const hd_tokenizer *t, const char *content) {
+    int32_t id = hd_tokenizer_find(t, hd_str_of(content));
+    return hd_tokenizer_is_added(t, id) ? id : -1;
+}
+
 void hd_tokenizer_decode(const hd_tokenizer *t, const int32_t *id, size_t n, bool keep_special,
                          hd_buf *out) {
     for (size_t i = 0; i < n; i++) {

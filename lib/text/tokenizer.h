@@ -79,10 +79,12 @@ hd_str hd_tokenizer_bytes(const hd_tokenizer *t, int32_t id);
 bool hd_tokenizer_is_special(const hd_tokenizer *t, int32_t id); /* skipped when text is shown */
 bool hd_tokenizer_is_added(const hd_tokenizer *t, int32_t id);
 int32_t hd_tokenizer_find(const hd_tokenizer *t, hd_str content); /* added or vocab token, or -1 */
-size_t hd_tokenizer_size(const hd_tokenizer *t);                  /* highest id + 1 */
-size_t hd_tokenizer_longest(const hd_tokenizer *t);               /* bytes of the longest token */
-int32_t hd_tokenizer_bos(const hd_tokenizer *t);                  /* or -1 */
-int32_t hd_tokenizer_eos(const hd_tokenizer *t);                  /* or -1 */
+/* An added token, or -1: what merging may give of the same text is no marker. */
+int32_t hd_tokenizer_find_added(const hd_tokenizer *t, const char *content);
+size_t hd_tokenizer_size(const hd_tokenizer *t);    /* highest id + 1 */
+size_t hd_tokenizer_longest(const hd_tokenizer *t); /* bytes of the longest token */
+int32_t hd_tokenizer_bos(const hd_tokenizer *t);    /* or -1 */
+int32_t hd_tokenizer_eos(const hd_tokenizer *t);    /* or -1 */
 bool hd_tokenizer_add_bos(const hd_tokenizer *t);
 
 #endif

@@ -12,7 +12,7 @@
 void hd_tool_add_marker(hd_tool_parser *p, const hd_tokenizer *t, const char *text,
                         const char *added, enum hd_tool_marker_kind kind) {
     const char *part = added ? added : text;
-    bool is_token = hd_tokenizer_is_added(t, hd_tokenizer_find(t, hd_str_of(part)));
+    bool is_token = hd_tokenizer_find_added(t, part) >= 0;
     if (kind == HD_MARK_HIDDEN && !is_token) return;
     HD_ASSERT(p->n_marker < HD_TOOL_MARKER_MAX);
     hd_tool_marker *m = &p->marker[p->n_marker++];

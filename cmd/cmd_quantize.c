@@ -31,7 +31,7 @@ static hd_status read_override(struct override *v, const char *text) {
     char pattern[256], reason[128];
     const char *type = strrchr(text, '=');
     size_t n = type ? (size_t)(type - text) : 0;
-    if (n == 0 || n >= sizeof pattern)
+    if (n == 0 || n >= sizeof pattern || !type[1])
         return HD_FAIL(INVALID, "--tensor-type: expected PATTERN=TYPE, found %.80s", text);
     memcpy(pattern, text, n);
     pattern[n] = 0;
@@ -66,7 +66,7 @@ static hd_status read_options(struct job *j) {
 static int wanted_format(struct job *j, const hd_canon_tensor *c) {
     for (int i = 0; i < j->n_override; i++)
         if (regexec(&j->override[i].pattern, c->name, 0, NULL, 0) == 0) {
-            j->override[i].is_used = true;
+            if (!hd_export_is_fixed(c)) j->override[i].is_used = true;
             return j->override[i].wanted;
         }
     return (int)(j->o->pure ? hd_mix_base(j->mix) : hd_mix_format(j->mix, &j->t.hp, c));
@@ -95,7 +95,9 @@ static hd_status choose_formats(struct job *j) {
     }
     for (int i = 0; i < j->n_override; i++)
         if (!j->override[i].is_used)
-            return HD_FAIL(INVALID, "--tensor-type %.80s: expected a pattern of some tensor's name",
+            return HD_FAIL(INVALID,
+                           "--tensor-type %.80s: expected a pattern of some weight matrix's name, "
+                           "found none (norms, biases and the router stay F32)",
                            j->override[i].text);
     return HD_OK;
 }

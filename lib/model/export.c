@@ -27,9 +27,13 @@ static enum hd_format substitute(enum hd_format f) {
     }
 }
 
+bool hd_export_is_fixed(const hd_canon_tensor *t) {
+    return t->n_dim == 1 || hd_str_ends_c(hd_str_of(t->name), "ffn_gate_inp.weight");
+}
+
 enum hd_format hd_export_format(const hd_canon_tensor *t, int wanted, char why[128]) {
     why[0] = 0;
-    if (t->n_dim == 1 || hd_str_ends_c(hd_str_of(t->name), "ffn_gate_inp.weight")) return HD_F32;
+    if (hd_export_is_fixed(t)) return HD_F32;
     /* The transposed key part of a quantised kv_b arrives decoded: quantise it again. */
     enum hd_format first = wanted == HD_EXPORT_AUTO ? t->src[0]->format : (enum hd_format)wanted;
     if (!hd_format_is_gguf(first))

@@ -9,9 +9,11 @@
 
 enum { HD_EXPORT_AUTO = -1 }; /* keep each tensor's own format */
 
+/* Norms, biases and the router: F32, whatever is asked for. */
+bool hd_export_is_fixed(const hd_canon_tensor *t);
 /* The format a tensor is written in when `wanted` (a format, or HD_EXPORT_AUTO) is asked for:
- * norms, biases and the router are always F32; rows that are no whole blocks of it take the next
- * format that fits, by the table in export.c, and F16 when none does. why says so then, and is ""
+ * rows that are no whole blocks of it take the next format that fits, by the table in export.c, and
+ * F16 when none does. why says so then, and is ""
  * else. */
 enum hd_format hd_export_format(const hd_canon_tensor *t, int wanted, char why[128]);
 

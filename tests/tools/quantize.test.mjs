@@ -84,8 +84,12 @@ test('names of mixes, pure ones, and patterns', () => {
   assert.equal(format(own, 'blk.2.ffn_down_exps.weight'), 'Q5_K');
   assert.equal(format(own, 'blk.3.ffn_down_exps.weight'), 'F16');
   assert.equal(format(own, 'output.weight'), 'BF16');
-  refuse(1, /--tensor-type ffn_dwn=Q5_K: expected a pattern of some tensor's name/,
+  refuse(1, /--tensor-type ffn_dwn=Q5_K: expected a pattern of some weight matrix's name, found none/,
     'quantize', '--type', 'Q4_K_M', mini, '--dry-run', '--tensor-type', 'ffn_dwn=Q5_K');
+  refuse(1, /--tensor-type norm=Q4_0: .* \(norms, biases and the router stay F32\)/,
+    'quantize', '--type', 'Q4_K_M', mini, '--dry-run', '--tensor-type', 'norm=Q4_0');
+  refuse(1, /expected PATTERN=TYPE, found ffn=/,
+    'quantize', '--type', 'Q4_K_M', mini, '--dry-run', '--tensor-type', 'ffn=');
   refuse(1, /--tensor-type x=Q9: tensor format Q9 is not supported/,
     'quantize', '--type', 'Q4_K_M', mini, '--dry-run', '--tensor-type', 'x=Q9');
   refuse(1, /expected a regular expression, found \(:/,

@@ -301,8 +301,14 @@ static hd_status read_config(hd_tokenizer *t, hd_str text, const struct template
         if (s != HD_OK) return hd_fail_context(s, "beside %s", t->name);
     }
     HD_TRY_OUT(read_role(t, config, "bos_token", bos_text, &t->bos));
-    if (template->before.ptr && (t->bos < 0 || !json_object_get(config, "bos_token")))
+    if (template->before.ptr && (t->bos < 0 || !json_object_get(config, "bos_token"))) {
         t->bos = hd_tokenizer_find(t, template->before);
+        if (t->bos < 0)
+            HD_TRY_OUT(HD_FAIL(CORRUPT,
+                               "%s: post_processor TemplateProcessing: expected a token of the "
+                               "vocabulary, found \"%s\"",
+                               t->name, hd_show(template->before)));
+    }
     HD_TRY_OUT(read_role(t, config, "eos_token", eos_text, &t->eos));
     HD_TRY_OUT(read_role(t, config, "pad_token", pad_text, &t->pad));
     const json_t *add_bos = json_object_get(config, "add_bos_token");

@@ -109,6 +109,8 @@ static const struct bad_case {
     {"", "post_processor", TEMPLATE(TEXT "," TOKEN), HD_E_UNSUPPORTED, "expected the text, or one"},
     {"", "post_processor", TEMPLATE(TOKEN "," TEXT "," TOKEN), HD_E_UNSUPPORTED, "TemplateProc"},
     {"", "post_processor", TEMPLATE(""), HD_E_UNSUPPORTED, "TemplateProcessing"},
+    {"", "post_processor", TEMPLATE("{\"SpecialToken\":{\"id\":\"<t>\",\"type_id\":0}}," TEXT),
+     HD_E_CORRUPT, "TemplateProcessing: expected a token of the vocabulary, found \"<t>\""},
     {"", "post_processor",
      "{\"type\":\"Sequence\",\"processors\":[{\"type\":\"RobertaProcessing\"}]}", HD_E_UNSUPPORTED,
      "post_processor RobertaProcessing"},

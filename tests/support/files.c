@@ -36,6 +36,20 @@ void test_remove_dir(char *dir) {
     free(dir);
 }
 
+char *test_dir;
+
+int test_dir_make(void **state) {
+    (void)state;
+    test_dir = test_temp_dir();
+    return 0;
+}
+
+int test_dir_remove(void **state) {
+    (void)state;
+    test_remove_dir(test_dir);
+    return 0;
+}
+
 const char *test_join(const char *dir, const char *name) {
     static char ring[8][4096];
     static unsigned next;

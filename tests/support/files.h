@@ -7,6 +7,10 @@
 /* A fresh folder under TMPDIR (or /tmp); heap string. test_remove_dir deletes it and its files. */
 char *test_temp_dir(void);
 void test_remove_dir(char *dir); /* frees the string */
+/* The same as cmocka's setup and teardown. */
+extern char *test_dir;
+int test_dir_make(void **state);
+int test_dir_remove(void **state);
 /* dir "/" name; valid until the next eight calls. */
 const char *test_join(const char *dir, const char *name);
 void test_write_file(const char *path, const void *p, size_t n_byte);

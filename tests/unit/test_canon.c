@@ -14,20 +14,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static char *dir;
-
-static int set_up(void **state) {
-    (void)state;
-    dir = test_temp_dir();
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    test_remove_dir(dir);
-    return 0;
-}
-
 static uint16_t u16_at(const void *p, size_t ix) {
     uint16_t v;
     memcpy(&v, (const char *)p + 2 * ix, 2);
@@ -155,8 +141,8 @@ static void write_changed(const struct change *x) {
     char *text = json_dumps(header, JSON_COMPACT);
     test_safetensors(&file, text, 0);
     hd_buf_add(&file, data.ptr, data.len);
-    test_write_file(test_join(dir, "model.safetensors"), file.ptr, file.len);
-    test_copy_file(test_join(from, "config.json"), test_join(dir, "config.json"));
+    test_write_file(test_join(test_dir, "model.safetensors"), file.ptr, file.len);
+    test_copy_file(test_join(from, "config.json"), test_join(test_dir, "config.json"));
     free(text);
     json_decref(header);
     hd_buf_fini(&data);
@@ -186,7 +172,7 @@ static void fused_experts_are_the_same(void **state) {
     struct opened a, b;
     write_changed(&(struct change){.fuse_experts = true});
     open_all(&a, test_path("tests/golden/families/v3"));
-    open_all(&b, dir);
+    open_all(&b, test_dir);
     assert_true(hd_checkpoint_count(b.c) < hd_checkpoint_count(a.c));
     assert_same(&a, &b);
     for (size_t i = 0; i < hd_checkpoint_count(b.c); i++) assert_true(hd_canon_is_used(b.k, i));
@@ -208,7 +194,7 @@ static void extra_tensors_are_ignored(void **state) {
     };
     for (size_t e = 0; e < HD_COUNT_OF(extras); e++) {
         write_changed(&(struct change){.extra = {extras[e].name}});
-        open_all(&o, dir);
+        open_all(&o, test_dir);
         size_t n_unused = 0, n_surplus = 0;
         for (size_t i = 0; i < hd_checkpoint_count(o.c); i++) {
             n_unused += !hd_canon_is_used(o.k, i);
@@ -221,7 +207,7 @@ static void extra_tensors_are_ignored(void **state) {
     /* a layer that predicts further tokens, which config.json does not count */
     write_changed(&(struct change){
         .extra = {"model.layers.4.input_layernorm.weight", "model.layers.4.eh_proj.weight"}});
-    open_all(&o, dir);
+    open_all(&o, test_dir);
     close_all(&o);
 }
 
@@ -230,7 +216,7 @@ static void refused_as(hd_status want, const struct change *x, const char *words
     hd_hparams hp;
     hd_canon *k;
     write_changed(x);
-    assert_ok(hd_checkpoint_open(dir, &c));
+    assert_ok(hd_checkpoint_open(test_dir, &c));
     assert_ok(hd_hparams_read(c, &hp));
     assert_int_equal(hd_canon_new(c, &hp, &k), want);
     assert_null(k);
@@ -250,7 +236,7 @@ static void missing_and_misshapen_are_named(void **state) {
                   bias = {.drop = "layers.3.mlp.gate.e_score"},
                   turned = {.transpose = "model.layers.1.self_attn.q_b_proj.weight"},
                   kv_b = {.transpose = "model.layers.0.self_attn.kv_b_proj.weight"};
-    refused(&lm_head, (const char *[]){dir, "lm_head.weight", "[320, 64]", "no such", NULL});
+    refused(&lm_head, (const char *[]){test_dir, "lm_head.weight", "[320, 64]", "no such", NULL});
     refused(&expert,
             (const char *[]){"model.layers.2.mlp.experts.7.up_proj.weight", "[48, 64]", NULL});
     refused(&bias,
@@ -272,21 +258,21 @@ static void write_config(const char *from, const char *to);
 static void leftovers_are_named(void **state) {
     (void)state;
     struct change more = {.extra = {"model.layers.4.input_layernorm.weight"}};
-    refused(&more, (const char *[]){dir, "model.layers.4.input_layernorm.weight",
+    refused(&more, (const char *[]){test_dir, "model.layers.4.input_layernorm.weight",
                                     "expected 4 layers and no more", NULL});
     hd_checkpoint *c;
     hd_hparams hp;
     hd_canon *k;
     write_changed(&more);
     write_config("\"num_nextn_predict_layers\": 0", "\"num_nextn_predict_layers\": 1");
-    assert_ok(hd_checkpoint_open(dir, &c)); /* one that predicts further tokens */
+    assert_ok(hd_checkpoint_open(test_dir, &c)); /* one that predicts further tokens */
     assert_ok(hd_hparams_read(c, &hp));
     assert_ok(hd_canon_new(c, &hp, &k));
     hd_canon_free(k);
     hd_checkpoint_close(c);
     write_changed(&(struct change){0});
     write_config("\"n_shared_experts\": 1", "\"n_shared_experts\": 0");
-    assert_ok(hd_checkpoint_open(dir, &c));
+    assert_ok(hd_checkpoint_open(test_dir, &c));
     assert_ok(hd_hparams_read(c, &hp));
     assert_int_equal(hd_canon_new(c, &hp, &k), HD_E_CORRUPT);
     assert_non_null(strstr(hd_error_text(), "expected no shared expert"));
@@ -303,7 +289,7 @@ static void write_config(const char *from, const char *to) {
     hd_buf_add(&b, text, (size_t)(at - text));
     hd_buf_add_c(&b, to);
     hd_buf_add_c(&b, at + strlen(from));
-    test_write_text(test_join(dir, "config.json"), b.ptr);
+    test_write_text(test_join(test_dir, "config.json"), b.ptr);
     hd_buf_fini(&b);
     free(text);
 }
@@ -313,7 +299,7 @@ static void tied_output_is_not_listed(void **state) {
     struct opened o;
     write_changed(&(struct change){.drop = "lm_head"});
     write_config("\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
-    open_all(&o, dir);
+    open_all(&o, test_dir);
     assert_null(hd_canon_find(o.k, "output.weight"));
     close_all(&o);
 }
@@ -332,7 +318,7 @@ static void halves_of_latent_attention_become_pairs(void **state) {
     struct opened o;
     write_changed(&(struct change){0});
     write_config("\"rope_interleave\": true", "\"rope_interleave\": false");
-    open_all(&o, dir);
+    open_all(&o, test_dir);
     for (size_t w = 0; w < HD_COUNT_OF(weights); w++) {
         const hd_canon_tensor *t = hd_canon_find(o.k, weights[w].name);
         const char *file = hd_checkpoint_find(o.c, weights[w].hf)->data;
@@ -463,7 +449,7 @@ static void put_all(struct plan *p, const struct opened *o, enum gguf_style styl
 
 static void write_gguf(const struct opened *o, enum gguf_style style) {
     struct plan p = {0};
-    assert_ok(hd_gguf_create(test_join(dir, "m.gguf"), &p.w));
+    assert_ok(hd_gguf_create(test_join(test_dir, "m.gguf"), &p.w));
     set_keys(p.w, &o->hp, style);
     put_all(&p, o, style);
     assert_ok(hd_gguf_begin(p.w));
@@ -478,7 +464,7 @@ static void gguf_in_every_style_is_the_same(void **state) {
     open_all(&a, test_path("tests/golden/families/v3"));
     for (int style = NEW_STYLE; style <= OLD_STYLE; style++) {
         write_gguf(&a, (enum gguf_style)style);
-        open_all(&b, test_join(dir, "m.gguf"));
+        open_all(&b, test_join(test_dir, "m.gguf"));
         assert_same(&a, &b);
         close_all(&b);
     }
@@ -491,7 +477,7 @@ static void quantised_kv_b_is_decoded(void **state) {
     struct opened a, b;
     open_all(&a, test_path("tests/golden/families/v3"));
     write_gguf(&a, OLD_STYLE_Q8_0);
-    open_all(&b, test_join(dir, "m.gguf"));
+    open_all(&b, test_join(test_dir, "m.gguf"));
     const hd_file_tensor *kv_b = hd_checkpoint_find(b.c, "blk.2.attn_kv_b.weight");
     const hd_canon_tensor *k_b = hd_canon_find(b.k, "blk.2.attn_k_b.weight"),
                           *v_b = hd_canon_find(b.k, "blk.2.attn_v_b.weight");
@@ -514,14 +500,17 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hf_names_are_translated),
         cmocka_unit_test(kv_b_is_split_by_head),
-        cmocka_unit_test_setup_teardown(fused_experts_are_the_same, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(extra_tensors_are_ignored, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(missing_and_misshapen_are_named, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(leftovers_are_named, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(tied_output_is_not_listed, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(halves_of_latent_attention_become_pairs, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(gguf_in_every_style_is_the_same, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(quantised_kv_b_is_decoded, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(fused_experts_are_the_same, test_dir_make, test_dir_remove),
+        cmocka_unit_test_setup_teardown(extra_tensors_are_ignored, test_dir_make, test_dir_remove),
+        cmocka_unit_test_setup_teardown(missing_and_misshapen_are_named, test_dir_make,
+                                        test_dir_remove),
+        cmocka_unit_test_setup_teardown(leftovers_are_named, test_dir_make, test_dir_remove),
+        cmocka_unit_test_setup_teardown(tied_output_is_not_listed, test_dir_make, test_dir_remove),
+        cmocka_unit_test_setup_teardown(halves_of_latent_attention_become_pairs, test_dir_make,
+                                        test_dir_remove),
+        cmocka_unit_test_setup_teardown(gguf_in_every_style_is_the_same, test_dir_make,
+                                        test_dir_remove),
+        cmocka_unit_test_setup_teardown(quantised_kv_b_is_decoded, test_dir_make, test_dir_remove),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,20 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static char *dir;
-
-static int set_up(void **state) {
-    (void)state;
-    dir = test_temp_dir();
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    test_remove_dir(dir);
-    return 0;
-}
-
 static uint64_t n_told;
 
 static hd_status write_as(const struct opened *o, int wanted, const char *path) {
@@ -101,8 +87,8 @@ static void written_files_are_the_same_model(void **state) {
         open_all(&a, test_path(from));
         for (size_t i = 0; i < HD_COUNT_OF(wanted); i++) {
             n_told = 0;
-            assert_ok(write_as(&a, wanted[i], test_join(dir, "m.gguf")));
-            open_all(&b, test_join(dir, "m.gguf"));
+            assert_ok(write_as(&a, wanted[i], test_join(test_dir, "m.gguf")));
+            open_all(&b, test_join(test_dir, "m.gguf"));
             assert_same_hparams(&a.hp, &b.hp);
             assert_same_weights(&a, &b, wanted[i]);
             uint64_t n_byte = 0;
@@ -120,10 +106,10 @@ static void a_gguf_is_written_again(void **state) {
     (void)state;
     struct opened a, b, c;
     open_all(&a, test_path("tests/golden/families/v3"));
-    assert_ok(write_as(&a, HD_Q8_0, test_join(dir, "a.gguf")));
-    open_all(&b, test_join(dir, "a.gguf"));
-    assert_ok(write_as(&b, HD_EXPORT_AUTO, test_join(dir, "b.gguf")));
-    open_all(&c, test_join(dir, "b.gguf"));
+    assert_ok(write_as(&a, HD_Q8_0, test_join(test_dir, "a.gguf")));
+    open_all(&b, test_join(test_dir, "a.gguf"));
+    assert_ok(write_as(&b, HD_EXPORT_AUTO, test_join(test_dir, "b.gguf")));
+    open_all(&c, test_join(test_dir, "b.gguf"));
     assert_same_hparams(&a.hp, &c.hp);
     assert_same_weights(&b, &c, HD_EXPORT_AUTO);
     char h1[33], h2[33];
@@ -177,12 +163,12 @@ static void any_mscale_pair_is_said_as_llama_cpp_reads_it(void **state) {
         o.hp.yarn_beta_slow = 1;
         o.hp.yarn_mscale = cases[i].m;
         o.hp.yarn_mscale_all = cases[i].all;
-        assert_ok(write_as(&o, HD_EXPORT_AUTO, test_join(dir, "m.gguf")));
+        assert_ok(write_as(&o, HD_EXPORT_AUTO, test_join(test_dir, "m.gguf")));
         hd_rope_table(&o.hp, 1, table); /* position 0: the cosine is 1 */
         float plain = 1 / sqrtf((float)(o.hp.n_nope + o.hp.n_rope));
         double own = (double)(hd_rope_softmax_scale(&o.hp) / plain);
         hd_checkpoint *c;
-        assert_ok(hd_checkpoint_open(test_join(dir, "m.gguf"), &c));
+        assert_ok(hd_checkpoint_open(test_join(test_dir, "m.gguf"), &c));
         assert_ok(hd_hparams_read(c, &back));
         assert_same_hparams(&o.hp, &back);
         read_as_llama_cpp(hd_checkpoint_gguf(c), cases[i].arch, &rope, &scores);
@@ -227,8 +213,8 @@ static void plant(uint16_t bf16) {
             last = hd_checkpoint_at(c, i);
     size_t at = n - (size_t)((const char *)last->data + last->n_byte - (const char *)t->data);
     memcpy(bytes + at + (size_t)(3 * 64 + 5) * 2, &bf16, 2);
-    test_write_file(test_join(dir, "model.safetensors"), bytes, n);
-    test_copy_file(test_join(from, "config.json"), test_join(dir, "config.json"));
+    test_write_file(test_join(test_dir, "model.safetensors"), bytes, n);
+    test_copy_file(test_join(from, "config.json"), test_join(test_dir, "config.json"));
     hd_checkpoint_close(c);
     free(bytes);
 }
@@ -256,8 +242,8 @@ static void weights_that_do_not_fit_are_named(void **state) {
     for (size_t i = 0; i < HD_COUNT_OF(cases); i++) {
         struct opened o;
         plant(cases[i].bf16);
-        open_all(&o, dir);
-        hd_status s = write_as(&o, cases[i].wanted, test_join(dir, "m.gguf"));
+        open_all(&o, test_dir);
+        hd_status s = write_as(&o, cases[i].wanted, test_join(test_dir, "m.gguf"));
         if (s != cases[i].status) fail_msg("case %zu: %s", i, s ? hd_error_text() : "ok");
         if (s != HD_OK) {
             assert_non_null(strstr(hd_error_text(), "token_embd.weight"));
@@ -294,12 +280,14 @@ static void the_embedded_model_is_what_its_card_says(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(written_files_are_the_same_model, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_gguf_is_written_again, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(any_mscale_pair_is_said_as_llama_cpp_reads_it, set_up,
-                                        tear_down),
+        cmocka_unit_test_setup_teardown(written_files_are_the_same_model, test_dir_make,
+                                        test_dir_remove),
+        cmocka_unit_test_setup_teardown(a_gguf_is_written_again, test_dir_make, test_dir_remove),
+        cmocka_unit_test_setup_teardown(any_mscale_pair_is_said_as_llama_cpp_reads_it,
+                                        test_dir_make, test_dir_remove),
         cmocka_unit_test(reasons_are_given),
-        cmocka_unit_test_setup_teardown(weights_that_do_not_fit_are_named, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(weights_that_do_not_fit_are_named, test_dir_make,
+                                        test_dir_remove),
         cmocka_unit_test(the_embedded_model_is_what_its_card_says),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -16,20 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static char *dir;
-
-static int set_up(void **state) {
-    (void)state;
-    dir = test_temp_dir();
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    test_remove_dir(dir);
-    return 0;
-}
-
 /* A model of two layers (the second with experts) and how its scales are written. */
 struct shape {
     const char *type; /* model_type */
@@ -189,7 +175,7 @@ static void write_model(struct writer *w) {
     char *text = json_dumps(w->header, JSON_COMPACT);
     test_safetensors(&file, text, 0);
     hd_buf_add(&file, w->data.ptr, w->data.len);
-    test_write_file(test_join(dir, "model.safetensors"), file.ptr, file.len);
+    test_write_file(test_join(test_dir, "model.safetensors"), file.ptr, file.len);
     hd_buf_addf(&config,
                 "{\"model_type\":\"%s\",\"vocab_size\":40,\"hidden_size\":%d,"
                 "\"intermediate_size\":%d,\"moe_intermediate_size\":%d,\"num_hidden_layers\":2,"
@@ -203,7 +189,7 @@ static void write_model(struct writer *w) {
                 "\"weight_block_size\":[%d,%d]}}",
                 s->type, s->d, s->ff, s->fe, s->n_head, s->n_expert, s->c, s->ql, s->rope, s->nope,
                 s->v, s->rope, s->block[0], s->block[1]);
-    test_write_text(test_join(dir, "config.json"), config.ptr);
+    test_write_text(test_join(test_dir, "config.json"), config.ptr);
     free(text);
     json_decref(w->header);
     hd_buf_fini(&w->data);
@@ -318,7 +304,7 @@ static const char *const of_experts[] = {"ffn_gate_exps.weight", "ffn_up_exps.we
 static void check_model(const struct shape *s) {
     struct opened k;
     write_model(&(struct writer){.s = s});
-    open_all(&k, dir);
+    open_all(&k, test_dir);
     for (size_t i = 0; i < HD_COUNT_OF(of_all); i++) check_tensor(&k, s, of_all[i]);
     for (size_t i = 0; i < HD_COUNT_OF(of_mla) && s->c; i++) check_tensor(&k, s, of_mla[i]);
     for (size_t i = 0; i < HD_COUNT_OF(of_gqa) && !s->c; i++) check_tensor(&k, s, of_gqa[i]);
@@ -405,7 +391,7 @@ static void refused(const struct writer *w, hd_status want, const char *words[])
     hd_canon *k = NULL;
     struct writer x = *w;
     write_model(&x);
-    assert_ok(hd_checkpoint_open(dir, &c));
+    assert_ok(hd_checkpoint_open(test_dir, &c));
     assert_ok(hd_hparams_read(c, &hp));
     hd_status s = hd_canon_new(c, &hp, &k);
     for (size_t i = 0; s == HD_OK && i < hd_canon_count(k); i++)
@@ -450,10 +436,10 @@ static void converted_files_are_close(void **state) {
         struct shape s = aligned;
         struct opened a, b;
         char why[128];
-        const char *target = test_join(dir, "m.gguf");
+        const char *target = test_join(test_dir, "m.gguf");
         if (pass) s.scales = HD_F8_E8M0;
         write_model(&(struct writer){.s = &s});
-        open_all(&a, dir);
+        open_all(&a, test_dir);
         for (size_t i = 0; i < hd_canon_count(a.k); i++) {
             const hd_canon_tensor *t = hd_canon_at(a.k, i);
             if (t->n_dim > 1 && strstr(t->name, "attn"))
@@ -486,12 +472,15 @@ static void converted_files_are_close(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(every_weight_is_code_times_scale, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(heads_may_begin_amid_a_block, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(other_block_sizes, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(rows_of_q_and_k_take_their_scales_along, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(faults_are_named, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(converted_files_are_close, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(every_weight_is_code_times_scale, test_dir_make,
+                                        test_dir_remove),
+        cmocka_unit_test_setup_teardown(heads_may_begin_amid_a_block, test_dir_make,
+                                        test_dir_remove),
+        cmocka_unit_test_setup_teardown(other_block_sizes, test_dir_make, test_dir_remove),
+        cmocka_unit_test_setup_teardown(rows_of_q_and_k_take_their_scales_along, test_dir_make,
+                                        test_dir_remove),
+        cmocka_unit_test_setup_teardown(faults_are_named, test_dir_make, test_dir_remove),
+        cmocka_unit_test_setup_teardown(converted_files_are_close, test_dir_make, test_dir_remove),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

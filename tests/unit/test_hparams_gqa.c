@@ -131,19 +131,6 @@ static void bad_configs_are_refused(void **state) {
 
 /* ---- GGUF ---- */
 
-static char *dir;
-
-static int set_up(void **state) {
-    (void)state;
-    dir = test_temp_dir();
-    return 0;
-}
-static int tear_down(void **state) {
-    (void)state;
-    test_remove_dir(dir);
-    return 0;
-}
-
 struct extra { /* a key beside those every file has; text: a string, else a number */
     const char *key, *text;
     double num;
@@ -159,7 +146,7 @@ static hd_status read_gguf(const char *arch, const struct extra *x, int n_freq, 
                 {"feed_forward_length", 160}, {"attention.head_count", 4}, {"vocab_size", 320}};
     char key[96];
     hd_gguf_writer *w;
-    assert_ok(hd_gguf_create(test_join(dir, "m.gguf"), &w));
+    assert_ok(hd_gguf_create(test_join(test_dir, "m.gguf"), &w));
     hd_gguf_set_str(w, "general.architecture", hd_str_of(arch));
     for (size_t i = 0; i < HD_COUNT_OF(ints); i++) {
         snprintf(key, sizeof key, "%s.%s", arch, ints[i].suffix);
@@ -181,7 +168,7 @@ static hd_status read_gguf(const char *arch, const struct extra *x, int n_freq, 
     for (int i = 0; i < n_freq; i++) assert_ok(hd_gguf_data(w, &freq, sizeof freq));
     assert_ok(hd_gguf_finish(w));
     hd_checkpoint *c;
-    assert_ok(hd_checkpoint_open(test_join(dir, "m.gguf"), &c));
+    assert_ok(hd_checkpoint_open(test_join(test_dir, "m.gguf"), &c));
     hd_status s = hd_hparams_read(c, h);
     hd_checkpoint_close(c);
     return s;
@@ -294,10 +281,10 @@ static void a_bias_that_is_not_added_is_refused(void **state) {
     hd_hparams h;
     hd_canon *k;
     test_copy_file(test_path("tests/golden/families/qwen2/model.safetensors"),
-                   test_join(dir, "model.safetensors"));
+                   test_join(test_dir, "model.safetensors"));
     test_copy_file(test_path("tests/golden/families/llama/config.json"),
-                   test_join(dir, "config.json"));
-    assert_ok(hd_checkpoint_open(dir, &c));
+                   test_join(test_dir, "config.json"));
+    assert_ok(hd_checkpoint_open(test_dir, &c));
     assert_ok(hd_hparams_read(c, &h));
     said(HD_E_UNSUPPORTED, hd_canon_new(c, &h, &k), "self_attn.k_proj.bias");
     hd_checkpoint_close(c);
@@ -308,10 +295,11 @@ int main(void) {
         cmocka_unit_test(configs_are_read),
         cmocka_unit_test(rope_scalings_are_read),
         cmocka_unit_test(bad_configs_are_refused),
-        cmocka_unit_test_setup_teardown(gguf_is_read, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(bad_gguf_is_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(gguf_is_read, test_dir_make, test_dir_remove),
+        cmocka_unit_test_setup_teardown(bad_gguf_is_refused, test_dir_make, test_dir_remove),
         cmocka_unit_test(rows_come_in_pairs),
-        cmocka_unit_test_setup_teardown(a_bias_that_is_not_added_is_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_bias_that_is_not_added_is_refused, test_dir_make,
+                                        test_dir_remove),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,20 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static char *dir;
-
-static int set_up(void **state) {
-    (void)state;
-    dir = test_temp_dir();
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    test_remove_dir(dir);
-    return 0;
-}
-
 static hd_canon_tensor tensor(const char *name, int64_t n_in, int64_t n_mat) {
     hd_canon_tensor t = {.n_dim = n_mat > 1 ? 3 : 2, .ne = {n_in, 5, n_mat, 1}};
     snprintf(t.name, sizeof t.name, "%s", name);
@@ -53,7 +39,7 @@ static hd_imatrix_sums *example(void) {
 
 static void what_was_summed_comes_back_as_means(void **state) {
     (void)state;
-    const char *path = test_join(dir, "im.gguf");
+    const char *path = test_join(test_dir, "im.gguf");
     hd_imatrix_sums *s = example();
     hd_imatrix *m;
     hd_importance of;
@@ -84,7 +70,7 @@ static void what_was_summed_comes_back_as_means(void **state) {
 /* llama.cpp's tensors as they lie in its files: counts [1, n_mat], or one for a whole stack. */
 static void one_count_serves_a_stack(void **state) {
     (void)state;
-    const char *path = test_join(dir, "stack.gguf");
+    const char *path = test_join(test_dir, "stack.gguf");
     const float sums[] = {2, 4, 6, 8, 10, 12}, count = 2;
     hd_gguf_writer *w;
     hd_imatrix *m;
@@ -212,7 +198,7 @@ static void sums_that_are_not_finite_are_refused(void **state) {
     hd_weight w = {.name = "w", .n_in = 2, .n_out = 5, .n_mat = 1};
     hd_imatrix_sums *s = hd_imatrix_sums_new();
     hd_imatrix_observe(s, &(hd_dev_inputs){.w = &w, .n_row = 1, .x = x, .ldx = 2});
-    const char *path = test_join(dir, "inf.gguf");
+    const char *path = test_join(test_dir, "inf.gguf");
     assert_int_equal(hd_imatrix_write(s, path, &source), HD_E_NUMERIC);
     assert_non_null(strstr(hd_error_text(), "importance of w"));
     hd_imatrix *m;
@@ -258,7 +244,7 @@ static hd_imatrix *measured_by(const char *family, const char *backend, int chun
     assert_int_equal(hd_scorer_add(scorer, &spec), 0);
     while (hd_scorer_step(scorer, chunk, ignore, NULL) > 0) continue;
     assert_int_equal(hd_imatrix_sums_count(s), n);
-    const char *path = test_join(dir, "measured.gguf");
+    const char *path = test_join(test_dir, "measured.gguf");
     assert_ok(hd_imatrix_write(s, path, &source));
     assert_ok(hd_imatrix_open(path, &found));
     hd_scorer_free(scorer);
@@ -324,5 +310,5 @@ int main(void) {
         cmocka_unit_test(sums_that_are_not_finite_are_refused),
         cmocka_unit_test(both_backends_tell_every_products_inputs),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, test_dir_make, test_dir_remove);
 }

@@ -8,6 +8,7 @@
 #include "srv/core.h"
 #include "srv/routes.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -196,6 +197,19 @@ static hd_status make_choices(hd_generation *g, const hd_chat_start *start, hd_a
     return HD_OK;
 }
 
+/* Of the request's own biases, as many as there may be, the last give way. */
+static void ban_tokens(hd_generation *g, const hd_chat_start *start) {
+    hd_sampling *s = &g->request.sampling;
+    if (start->n_banned == 0) return;
+    hd_logit_bias *bias = hd_arena_alloc(g->call->arena, HD_BIAS_MAX * sizeof *bias);
+    int n = s->n_bias < HD_BIAS_MAX - start->n_banned ? s->n_bias : HD_BIAS_MAX - start->n_banned;
+    if (n > 0) memcpy(bias, s->bias, (size_t)n * sizeof *bias);
+    for (int i = 0; i < start->n_banned; i++)
+        bias[n++] = (hd_logit_bias){.token = start->banned[i], .bias = -INFINITY};
+    s->bias = bias;
+    s->n_bias = n;
+}
+
 static hd_status submit_one(hd_generation *g, hd_choice *ch) {
     const hd_api_request *q = &g->request;
     hd_request r;
@@ -251,6 +265,7 @@ static hd_status prepare(hd_generation *g, enum hd_api_kind kind, hd_api_error *
     HD_TRY(check_context(g, e));
     HD_TRY(make_choices(g, &answer, e));
     if (g->request.echo) hd_write_echo(g);
+    ban_tokens(g, &answer);
     return submit_all(g, e);
 }
 

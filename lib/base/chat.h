@@ -57,12 +57,18 @@ typedef struct hd_chat_prompt {
     hd_str task;               /* quick task of the last user message (V4); empty: none */
 } hd_chat_prompt;
 
+enum { HD_CHAT_BANNED_MAX = 2 };
+
 /* How the answer to a prompt begins. */
 typedef struct hd_chat_start {
     bool in_reasoning; /* inside reasoning */
     bool strip_space;  /* with a space that is not part of it (V1 and V2, a new message) */
     size_t n_forced;   /* the prompt's last so many ids are its beginning (a forced tool call): feed
                           them to the stream before the first token */
+    /* [n_banned] tokens that begin a call, where the chat has tools or calls and none may be called
+     * now: not to be generated */
+    int32_t banned[HD_CHAT_BANNED_MAX];
+    int n_banned;
 } hd_chat_start;
 
 /* ---- the answer ---- */

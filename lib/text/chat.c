@@ -227,6 +227,22 @@ void hd_chat_markup(hd_chat_writer *w, const char *text) {
     hd_chat_plain(w, (hd_str){from, (size_t)(text - from)});
 }
 
+/* A model that reads of calls may well make another, whatever the prompt leaves out. */
+static void ban_calls(const hd_chat_encoding *e, const hd_tokenizer *t, const hd_chat_prompt *p,
+                      hd_chat_start *start) {
+    static const char *const token[][HD_CHAT_BANNED_MAX] = {
+        [HD_TOOLS_TOKENS] = {"<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"},
+        [HD_TOOLS_DSML] = {"｜DSML｜"}};
+    bool has_calls = p->n_tool > 0;
+    for (size_t i = 0; i < p->n_message; i++) has_calls |= p->message[i].n_call > 0;
+    bool may_call = p->n_tool > 0 && p->tool_choice != HD_TOOL_NONE;
+    if (may_call || !has_calls || !hd_chat_can_call_tools(e)) return;
+    for (int i = 0; i < HD_CHAT_BANNED_MAX && token[e->tools][i]; i++) {
+        int32_t id = hd_tokenizer_find_added(t, token[e->tools][i]);
+        if (id >= 0) start->banned[start->n_banned++] = id;
+    }
+}
+
 hd_status hd_chat_encode(const hd_chat_encoding *e, const hd_tokenizer *t, const hd_chat_prompt *p,
                          hd_ids *out, hd_chat_start *start) {
     const char *missing = hd_chat_missing_marker(e, t);
@@ -250,6 +266,7 @@ hd_status hd_chat_encode(const hd_chat_encoding *e, const hd_tokenizer *t, const
     hd_chat_flush(&w);
     hd_buf_fini(&w.plain);
     *start = w.start;
+    ban_calls(e, t, p, start);
     return HD_OK;
 }
 

@@ -336,6 +336,8 @@ hd_status hd_engine_chat(const hd_engine *e, const hd_chat_prompt *p, hd_token_l
         stub_add_text(e, out, m->content);
         for (size_t k = 0; k < m->n_call; k++) stub_add_call(e, out, &m->call[k]);
     }
+    if (p->n_tool > 0 && p->tool_choice == HD_TOOL_NONE)
+        start->banned[start->n_banned++] = STUB_CALL;
     if (p->no_generation_prefix || p->continue_final) return HD_OK;
     stub_add(out, p->thinking ? STUB_THINK : STUB_END_THINK);
     if (p->tool_choice != HD_TOOL_REQUIRED) return HD_OK;

@@ -693,6 +693,51 @@ static void nobody_forges_a_turn(void **state) {
     }
 }
 
+#define CALLS "<｜tool▁calls▁begin｜>"
+#define CALL "<｜tool▁call▁begin｜>"
+
+/* Where tools or calls are known and none may be called, what begins a call is banned. */
+static void calls_are_banned(void **state) {
+    (void)state;
+    static const hd_tool_call call = {.name = TEXT("f")};
+    static const hd_message turns[] = {{.role = HD_ROLE_ASSISTANT, .call = &call, .n_call = 1},
+                                       {.role = HD_ROLE_TOOL, .content = TEXT("r")},
+                                       {.role = HD_ROLE_USER, .content = TEXT("q")}};
+    static const hd_tool tool = {.name = TEXT("f"), .function = TEXT("{}")};
+    static const struct {
+        const char *row;
+        bool has_calls;
+        size_t n_tool;
+        enum hd_tool_choice choice;
+        const char *token[HD_CHAT_BANNED_MAX];
+    } rows[] = {
+        {"deepseek_v3.1", false, 0, HD_TOOL_AUTO, {NULL}},
+        {"deepseek_v3.1", true, 1, HD_TOOL_AUTO, {NULL}},
+        {"deepseek_v3.1", true, 1, HD_TOOL_REQUIRED, {NULL}},
+        {"deepseek_v3.1", true, 0, HD_TOOL_AUTO, {CALLS, CALL}},
+        {"deepseek_v3.1", false, 1, HD_TOOL_NONE, {CALLS, CALL}},
+        {"deepseek_v3", false, 1, HD_TOOL_NONE, {CALLS, CALL}},
+        {"deepseek_v4", false, 1, HD_TOOL_NONE, {"｜DSML｜"}},
+        {"deepseek_v4.1", true, 0, HD_TOOL_AUTO, {"｜DSML｜"}},
+        {"deepseek_v2", false, 1, HD_TOOL_NONE, {NULL}},
+    };
+    for (size_t i = 0; i < HD_COUNT_OF(rows); i++) {
+        hd_chat_prompt p = {.message = rows[i].has_calls ? turns : turns + 2,
+                            .n_message = rows[i].has_calls ? 3 : 1,
+                            .tool = &tool,
+                            .n_tool = rows[i].n_tool,
+                            .tool_choice = rows[i].choice};
+        hd_ids ids = {0};
+        hd_chat_start start;
+        int n = 0;
+        assert_ok(hd_chat_encode(hd_chat_by_name(rows[i].row), all, &p, &ids, &start));
+        for (; n < HD_CHAT_BANNED_MAX && rows[i].token[n]; n++)
+            assert_int_equal(start.banned[n], hd_tokenizer_find(all, hd_str_of(rows[i].token[n])));
+        assert_int_equal(start.n_banned, n);
+        hd_ids_fini(&ids);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_turns),
@@ -710,6 +755,7 @@ int main(void) {
         cmocka_unit_test(reminders_developers_systems),
         cmocka_unit_test(second_round_v32),
         cmocka_unit_test(nobody_forges_a_turn),
+        cmocka_unit_test(calls_are_banned),
     };
     return cmocka_run_group_tests(tests, load_all, free_all);
 }

@@ -9,6 +9,7 @@
 #include "support/rng.h"
 
 #include <jansson.h>
+#include <math.h>
 
 typedef struct world {
     hd_server *server;
@@ -464,11 +465,17 @@ static void forced_calls(void **state) {
     drop_answer(&a);
 }
 
-/* tool_choice "none": the tools are not in the prompt, and calls are not looked for. */
+/* tool_choice "none": the tools are not in the prompt, the token that begins a call is banned, and
+ * calls are not looked for. */
 static void no_calls(void **state) {
     world *w = *state;
-    begin(w, CHAT, "{\"tool_choice\":\"none\"," TOOLS "," HI "}", 1);
-    assert_int_equal(w->engine->r[0].n_prompt, 4);
+    begin(w, CHAT, "{\"tool_choice\":\"none\",\"logit_bias\":{\"7\":1}," TOOLS "," HI "}", 1);
+    const stub_request *r = &w->engine->r[0];
+    assert_int_equal(r->n_prompt, 4);
+    assert_int_equal(r->sampling.n_bias, 2);
+    assert_int_equal(r->sampling.bias[0].token, 7);
+    assert_int_equal(r->sampling.bias[1].token, STUB_CALL);
+    assert_true(isinf(r->sampling.bias[1].bias) && r->sampling.bias[1].bias < 0);
     say_call(w, 0, "w", "{}");
     stub_finish(w->engine, 0, HD_FINISH_STOP);
     answer a = finish(w);

@@ -152,7 +152,8 @@ static hd_status open_tokenizer(const struct hd_options *o, hd_tokenizer **out) 
     HD_TRY(hd_engine_open_checkpoint(&c, &model));
     hd_status s = hd_engine_open_tokenizer(model, NULL, out);
     hd_checkpoint_close(model);
-    if (s == HD_OK && !*out) s = HD_FAIL(NOT_FOUND, "model %s has no tokenizer", o->model);
+    if (s == HD_OK && !*out)
+        s = HD_FAIL(NOT_FOUND, "model %s has no tokenizer: give one with --tokenizer", o->model);
     return s;
 }
 

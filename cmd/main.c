@@ -3,6 +3,7 @@
 #include "base/version.h"
 #include "cmd/command.h"
 
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -154,6 +155,7 @@ int main(int argc, char **argv) {
     }
     const struct hd_command *c = find_command(argv[1]);
     if (!c) return unknown_command(argv[1]);
+    signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is a write that fails, and says so */
     int n_arg = argc - 2;
     char **arg = argv + 2;
     hd_opt_table table = {.row = option_rows,

@@ -124,6 +124,17 @@ test('a source that fails half-way leaves nothing', () => {
   assert.deepEqual(readdirSync(folder), before);
 });
 
+test('a limit of file sizes is told and leaves nothing', () => {
+  const before = readdirSync(folder);
+  for (const words of [['convert', mini, to('large.gguf')], ['eval', mini, '--perplexity',
+    path.join(source, 'tests/golden/mini/heldout.txt'), '--limit', '200', '--save-logits', to('large.logits')]]) {
+    const r = spawnSync('sh', ['-c', 'ulimit -f 2000; exec "$0" "$@"', bin, ...words], { encoding: 'utf8' });
+    assert.equal(r.status, 1, r.stderr);
+    assert.match(r.stderr, /^hadal \w+: .*large\.(gguf|logits): cannot write: File too large\n$/);
+  }
+  assert.deepEqual(readdirSync(folder), before);
+});
+
 test('an interrupted run leaves nothing', async () => {
   // A larger model of the same kind, so that there is time to interrupt: the vocabulary grown.
   const big = to('big');

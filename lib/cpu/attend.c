@@ -3,8 +3,6 @@
  * in ascending order and stop at the query's own position. */
 #include "cpu/cpu.h"
 
-static int least(int a, int b) { return a < b ? a : b; }
-
 /* Adds weights s[i][0..n_i) times values; n_i does not fall with i. The common positions of up to
  * six queries go together, the rest one query at a time: the same order for each. */
 static void add_values(const hd_cpu_kernels *k, const hd_cpu_block *b, const float *const *s,
@@ -31,7 +29,7 @@ void hd_cpu_attend(const hd_cpu_kernels *k, hd_cpu_scratch *t, const hd_cpu_bloc
     int i0 = 0;
     while (i0 < q->n && q->pos[i0] < b->t0) i0++;
     for (; i0 < q->n; i0 += HD_CPU_QCHUNK) {
-        int n = least(q->n - i0, HD_CPU_QCHUNK), n_i[HD_CPU_QCHUNK];
+        int n = hd_cpu_least(q->n - i0, HD_CPU_QCHUNK), n_i[HD_CPU_QCHUNK];
         float *s[HD_CPU_QCHUNK];
         for (int i = 0; i < n; i++) s[i] = t->s + i * HD_CPU_KV_BLOCK;
         k->product(&(hd_cpu_product){.n_row = n,
@@ -43,7 +41,7 @@ void hd_cpu_attend(const hd_cpu_kernels *k, hd_cpu_scratch *t, const hd_cpu_bloc
                                      .ldb = HD_CPU_KV_BLOCK,
                                      .c = s});
         for (int i = 0; i < n; i++) {
-            n_i[i] = least(q->pos[i0 + i] - b->t0 + 1, HD_CPU_KV_BLOCK);
+            n_i[i] = hd_cpu_least(q->pos[i0 + i] - b->t0 + 1, HD_CPU_KV_BLOCK);
             float keep = k->softmax(s[i], n_i[i], b->scale, &q->m[i0 + i], &q->l[i0 + i]);
             if (b->t0 > 0 && keep != 1.0f) k->scale(q->acc[i0 + i], b->n_v, keep);
         }

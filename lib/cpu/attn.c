@@ -11,8 +11,6 @@
 #include <math.h>
 #include <string.h>
 
-static int least(int a, int b) { return a < b ? a : b; }
-
 /* ---- q, kv ---- */
 
 typedef struct qkv_job {
@@ -180,7 +178,7 @@ static void expanded_task(void *ctx, int task, int thread) {
     hd_cpu_block b = {
         .kt = t->kt, .v = t->v, .n_key = width, .n_v = a->n_v, .ldv = ldv, .scale = a->scale};
     for (; b.t0 < n_pos; b.t0 += HD_CPU_KV_BLOCK) {
-        b.n_t = least(HD_CPU_KV_BLOCK, n_pos - b.t0);
+        b.n_t = hd_cpu_least(HD_CPU_KV_BLOCK, n_pos - b.t0);
         cache_rows(a, g->seq, &b, t->w);
         expand(j, t, b.n_t);
         hd_cpu_attend(j->c->k, t, &b);
@@ -202,7 +200,7 @@ static void absorbed_task(void *ctx, int task, int thread) {
     const hd_cpu_kernels *k = j->c->k;
     hd_cpu_scratch *t = &j->c->thread[thread];
     hd_cpu_queries *q = &t->queries;
-    int h0 = task % j->n_part * j->n_head_each, h1 = least(h0 + j->n_head_each, a->n_head);
+    int h0 = task % j->n_part * j->n_head_each, h1 = hd_cpu_least(h0 + j->n_head_each, a->n_head);
     size_t width = (size_t)a->n_c + (size_t)a->n_rope, ldu = hd_cpu_pad(a->n_c);
     size_t q_width = (size_t)a->n_nope + (size_t)a->n_rope;
     q->n = 0;
@@ -228,7 +226,7 @@ static void absorbed_task(void *ctx, int task, int thread) {
                       .ldv = ldu,
                       .scale = a->scale};
     for (; b.t0 < n_pos; b.t0 += HD_CPU_KV_BLOCK) {
-        b.n_t = least(HD_CPU_KV_BLOCK, n_pos - b.t0);
+        b.n_t = hd_cpu_least(HD_CPU_KV_BLOCK, n_pos - b.t0);
         cache_rows(a, g->seq, &b, t->w);
         k->unpack(a->kv_format, t->w, b.n_t, 0, (int)width, t->ct, HD_CPU_KV_BLOCK);
         for (int i = 0; i < b.n_t; i++)
@@ -277,16 +275,16 @@ static void run_absorbed(attn_job *j, int n) {
     hd_cpu *c = j->c;
     const struct hd_op_mla_attn *a = j->a;
     for (j->wave0 = 0; j->wave0 < n; j->wave0 += HD_CPU_WAVE) {
-        int n_wave = least(n - j->wave0, HD_CPU_WAVE);
+        int n_wave = hd_cpu_least(n - j->wave0, HD_CPU_WAVE);
         run_heads(j, n_wave, false);
-        j->n_head_each = least(a->n_head, HD_CPU_QUERIES);
+        j->n_head_each = hd_cpu_least(a->n_head, HD_CPU_QUERIES);
         int n_row_each = HD_CPU_QUERIES / j->n_head_each;
         int n_group =
             hd_cpu_make_groups(c, a->batch, j->list, j->wave0, j->wave0 + n_wave, n_row_each);
         /* Fewer heads a task only when threads would have none: each task decodes its positions. */
         if (n_group < c->n_thread) {
-            int n_part = least((c->n_thread + n_group - 1) / n_group, a->n_head);
-            j->n_head_each = least(j->n_head_each, (a->n_head + n_part - 1) / n_part);
+            int n_part = hd_cpu_least((c->n_thread + n_group - 1) / n_group, a->n_head);
+            j->n_head_each = hd_cpu_least(j->n_head_each, (a->n_head + n_part - 1) / n_part);
         }
         j->n_part = (a->n_head + j->n_head_each - 1) / j->n_head_each;
         hd_pool_run(c->pool, n_group * j->n_part, absorbed_task, j);

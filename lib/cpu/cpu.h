@@ -106,6 +106,7 @@ typedef struct hd_cpu {
 } hd_cpu;
 #define HD_CPU_WAVE 64 /* absorbed rows whose queries exist at a time */
 
+static inline int hd_cpu_least(int a, int b) { return a < b ? a : b; }
 static inline size_t hd_cpu_pad(int n) {
     return ((size_t)n + HD_CPU_LANES - 1) / HD_CPU_LANES * HD_CPU_LANES;
 }

@@ -14,8 +14,6 @@ void hd_cpu_decode(const hd_cpu *c, enum hd_format f, const void *src, float *ds
         hd_format_get(f)->decode(src, dst, (size_t)n);
 }
 
-static int least(int a, int b) { return a < b ? a : b; }
-
 void hd_cpu_unpack(const hd_cpu *c, const hd_cpu_scratch *t, const hd_cpu_unpacking *u) {
     if (hd_cpu_is_native(u->format)) {
         c->k->unpack(u->format, u->row, u->n_row, u->k0, u->n_k, u->panel, u->ld);
@@ -25,9 +23,9 @@ void hd_cpu_unpack(const hd_cpu *c, const hd_cpu_scratch *t, const hd_cpu_unpack
     for (int i = 0; i < HD_CPU_LANES; i++) decoded[i] = t->decoded + i * HD_CPU_KDECODE;
     const hd_format_info *info = hd_format_get(u->format);
     for (int o = 0; o < u->n_row; o += HD_CPU_LANES) {
-        int n_row = least(u->n_row - o, HD_CPU_LANES);
+        int n_row = hd_cpu_least(u->n_row - o, HD_CPU_LANES);
         for (int k = 0; k < u->n_k; k += HD_CPU_KDECODE) {
-            int n_k = least(u->n_k - k, HD_CPU_KDECODE);
+            int n_k = hd_cpu_least(u->n_k - k, HD_CPU_KDECODE);
             size_t from = hd_format_bytes(u->format, (size_t)u->k0 + (size_t)k);
             for (int i = 0; i < n_row; i++)
                 info->decode((const char *)u->row[o + i] + from, t->decoded + i * HD_CPU_KDECODE,

@@ -7,8 +7,6 @@
 #include <math.h>
 #include <string.h>
 
-static int least(int a, int b) { return a < b ? a : b; }
-
 /* ---- q, k, v ---- */
 
 typedef struct qkv_job {
@@ -110,7 +108,7 @@ static void attn_task(void *ctx, int task, int thread) {
     hd_cpu_queries *q = &t->queries;
     size_t d = (size_t)a->d_head, ldv = hd_cpu_pad(a->d_head);
     int n_of_head = a->n_head / a->n_head_kv, first = part * j->n_head_each;
-    int h0 = head * n_of_head + first, h1 = h0 + least(j->n_head_each, n_of_head - first);
+    int h0 = head * n_of_head + first, h1 = h0 + hd_cpu_least(j->n_head_each, n_of_head - first);
     q->n = 0;
     for (int i = g->first; i < g->first + g->n; i++)
         for (int h = h0; h < h1; h++, q->n++) {
@@ -128,7 +126,7 @@ static void attn_task(void *ctx, int task, int thread) {
                       .ldv = ldv,
                       .scale = a->scale};
     for (; b.t0 < n_pos; b.t0 += HD_CPU_KV_BLOCK) {
-        b.n_t = least(HD_CPU_KV_BLOCK, n_pos - b.t0);
+        b.n_t = hd_cpu_least(HD_CPU_KV_BLOCK, n_pos - b.t0);
         load_block(j, t, g->seq, head, &b);
         hd_cpu_attend(j->c->k, t, &b);
     }

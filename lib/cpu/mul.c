@@ -45,8 +45,6 @@ static void prefetch(const hd_weight *w, const char *first, int n_o, int k0, int
     }
 }
 
-static int least(int a, int b) { return a < b ? a : b; }
-
 static void product_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const hd_weight *w,
                          float *into) {
     const hd_cpu_mul *m = p->m;
@@ -63,10 +61,10 @@ static void product_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, cons
         t->c_row[r] = is_direct(p) ? output_row(p, r) : into + (size_t)r * HD_CPU_STRIP;
     }
     int step = hd_cpu_is_native(w->format) ? HD_CPU_KBLOCK : HD_CPU_KDECODE;
-    prefetch(w, first, p->n_o, 0, least(w->n_in, PREFETCH_STEPS * step));
+    prefetch(w, first, p->n_o, 0, hd_cpu_least(w->n_in, PREFETCH_STEPS * step));
     for (int k0 = 0; k0 < w->n_in; k0 += step) {
-        int n_k = least(w->n_in - k0, step), ahead = k0 + PREFETCH_STEPS * step;
-        if (ahead < w->n_in) prefetch(w, first, p->n_o, ahead, least(w->n_in - ahead, step));
+        int n_k = hd_cpu_least(w->n_in - k0, step), ahead = k0 + PREFETCH_STEPS * step;
+        if (ahead < w->n_in) prefetch(w, first, p->n_o, ahead, hd_cpu_least(w->n_in - ahead, step));
         if (is_int) {
             int block0 = k0 / HD_CPU_QBLOCK, n_block = n_k / HD_CPU_QBLOCK;
             c->k->unpack_q8(t->w, p->n_o, block0, n_block, t->panel, t->q_scale);
@@ -133,7 +131,7 @@ static int ceil_div(int a, int b) { return (a + b - 1) / b; }
  * strip of weights after another passes. */
 static int rows_each(const hd_cpu_mul *m) {
     int n = (1 << 18) / m->w->n_in;
-    return n < 32 ? 32 : least(n, HD_CPU_ROWS);
+    return n < 32 ? 32 : hd_cpu_least(n, HD_CPU_ROWS);
 }
 
 static int tasks_of(const hd_cpu_mul *m, int strip) {
@@ -149,8 +147,8 @@ static void run_task(void *ctx, int task, int thread) {
     }
     int n_strip = ceil_div(m->w->n_out, j->strip);
     part p = {.m = m, .o0 = task % n_strip * j->strip, .row0 = task / n_strip * rows_each(m)};
-    p.n_o = least(m->w->n_out - p.o0, j->strip);
-    p.n_row = least(m->n_row - p.row0, rows_each(m));
+    p.n_o = hd_cpu_least(m->w->n_out - p.o0, j->strip);
+    p.n_row = hd_cpu_least(m->n_row - p.row0, rows_each(m));
     run_part(j->c, thread, &p);
 }
 
@@ -198,9 +196,9 @@ static void run_strip_in_order(void *ctx, int task, int thread) {
     for (int i = 0; i < j->n_mul; i++) {
         const hd_cpu_mul *m = &j->mul[i];
         part p = {.m = m, .o0 = task * j->strip};
-        p.n_o = least(m->w->n_out - p.o0, j->strip);
+        p.n_o = hd_cpu_least(m->w->n_out - p.o0, j->strip);
         for (; p.row0 < m->n_row; p.row0 += rows_each(m)) {
-            p.n_row = least(m->n_row - p.row0, rows_each(m));
+            p.n_row = hd_cpu_least(m->n_row - p.row0, rows_each(m));
             run_part(j->c, thread, &p);
         }
     }

@@ -136,7 +136,7 @@ static hd_status put_chat(struct hd_target *j, hd_str config) {
     }
     json_t *root;
     if (!config.ptr) return HD_OK;
-    HD_TRY(hd_json_parse(config, "tokenizer_config.json", &root));
+    HD_TRY(hd_json_parse_texts(config, "tokenizer_config.json", &root));
     const json_t *v = json_object_get(root, "chat_template");
     put_templates(j, v);
     if (v) hd_buf_add_c(&j->notes, "chat template: from tokenizer_config.json\n");

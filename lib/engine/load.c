@@ -163,7 +163,7 @@ static hd_status template_of_folder(const char *folder, hd_buf *out) {
         json_t *root = NULL;
         hd_status s = hd_text_read(path, template_bytes_max, &text, &n);
         if (s == HD_OK && i == 0) hd_buf_add(out, text, n);
-        if (s == HD_OK && i > 0) s = hd_json_parse((hd_str){text, n}, path, &root);
+        if (s == HD_OK && i > 0) s = hd_json_parse_texts((hd_str){text, n}, path, &root);
         if (root) add_template(json_object_get(root, "chat_template"), out);
         json_decref(root);
         hd_free(text);

@@ -283,6 +283,12 @@ test('inspect says which chat encoding a model has, and why', () => {
   assert.equal(found({ 'chat_template.jinja': r1, 'tokenizer_config.json': JSON.stringify({ chat_template: v2 }) })[0], 'deepseek_r1');
   assert.deepEqual(found({ 'chat_template.jinja': '<|im_start|>' }), [null, "its chat template is none of DeepSeek's"]);
   assert.match(found({ 'chat_template.json': '{' })[1], /chat_template\.json/);
+  // Released files have a length of 10^30, written out.
+  const endless = `{"model_max_length": 1000000000000000019884624838656, "chat_template": "${v2}"}`;
+  assert.equal(found({ 'tokenizer_config.json': endless })[0], 'deepseek_v2');
+  rmSync(path.join(model, 'tokenizer.json'));
+  writeFileSync(path.join(model, 'tokenizer_config.json'), endless);
+  assert.match(done('convert', model, to('endless.gguf')), /chat template: from tokenizer_config\.json/);
 });
 
 test('inspect shows what it can of a model that is not built', () => {

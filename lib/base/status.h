@@ -2,8 +2,8 @@
  *
  * Every function that can fail returns hd_status; 0 (HD_OK) is success. The text of an error is
  * recorded, per thread, where the error arises: what, which one, expected, found. Callers pass the
- * code up and may add context with HD_CONTEXT. A bug is HD_ASSERT (abort with a line); bad input,
- * files and devices are a status. Nothing in lib/ ever exits. */
+ * code up and may add context with hd_fail_context. A bug is HD_ASSERT (abort with a line); bad
+ * input, files and devices are a status. Nothing in lib/ ever exits. */
 #ifndef HD_BASE_STATUS_H
 #define HD_BASE_STATUS_H
 

@@ -144,7 +144,7 @@ static hd_status generate(session *s, const hd_token_list *prompt, const hd_chat
                                  .n_stop = r.n_stop};
     HD_TRY(hd_text_stream_new(s->e, &so, &p->stream));
     hd_status st = hd_generate(s->e, &r, on_token, p, &s->last);
-    print_text(p, hd_text_stream_end(p->stream));
+    print_text(p, hd_text_stream_end(p->stream, false));
     set_dim(p, false);
     if (!s->o->json && p->n_token > 0) putchar('\n');
     fflush(stdout);

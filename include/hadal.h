@@ -204,6 +204,7 @@ HD_MUST_CHECK hd_status hd_text_stream_new(const hd_engine *e, const hd_text_str
 void hd_text_stream_free(hd_text_stream *s); /* accepts NULL */
 /* Once `stopped`, a request that runs on can be ended with hd_request_stop. */
 hd_text_out hd_text_stream_feed(hd_text_stream *s, int32_t token);
-hd_text_out hd_text_stream_end(hd_text_stream *s);
+/* is_cut: the model had not ended its answer (HD_FINISH_LENGTH). */
+hd_text_out hd_text_stream_end(hd_text_stream *s, bool is_cut);
 
 #endif

@@ -202,21 +202,13 @@ static void take_token(hd_choice *ch, const hd_gen_event *ev, const hd_top_logpr
     take_text(ch, out);
 }
 
-/* The model ended its answer after a call's name: a call without arguments. */
-static void complete_call(hd_choice *ch) {
-    if (ch->n_call == 0) return;
-    hd_buf *arguments = &ch->call[ch->n_call - 1].arguments;
-    if (arguments->len == 0) hd_buf_add_c(arguments, "{}");
-}
-
 void hd_write_event(hd_choice *ch, const hd_gen_event *ev, const hd_top_logprob *top) {
     ch->n_hit = ev->n_hit;
     if (!ch->is_cut) ch->n_generated = ev->n_generated;
     if (ev->token >= 0 && !ch->is_cut) take_token(ch, ev, top);
     if (ev->finish == HD_FINISH_NONE) return;
     ch->finish = ch->is_cut ? HD_FINISH_STOP : ev->finish;
-    take_text(ch, hd_text_stream_end(ch->text));
-    if (ch->finish == HD_FINISH_STOP && !ch->by_stop) complete_call(ch);
+    take_text(ch, hd_text_stream_end(ch->text, ch->finish != HD_FINISH_STOP));
 }
 
 void hd_write_forced(hd_choice *ch, const int32_t *id, size_t n) {

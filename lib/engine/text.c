@@ -51,7 +51,7 @@ void hd_engine_detokenize(const hd_engine *e, const int32_t *id, size_t n, bool 
         hd_str text = hd_stream_feed(s, id[i]).content;
         hd_buf_add(out, text.ptr, text.len);
     }
-    hd_str rest = hd_stream_end(s).content;
+    hd_str rest = hd_stream_end(s, false).content;
     hd_buf_add(out, rest.ptr, rest.len);
     hd_stream_free(s);
 }
@@ -94,6 +94,6 @@ hd_text_out hd_text_stream_feed(hd_text_stream *s, int32_t token) {
     return s ? hd_stream_feed(s, token) : (hd_text_out){.stop_ix = -1};
 }
 
-hd_text_out hd_text_stream_end(hd_text_stream *s) {
-    return s ? hd_stream_end(s) : (hd_text_out){.stop_ix = -1};
+hd_text_out hd_text_stream_end(hd_text_stream *s, bool is_cut) {
+    return s ? hd_stream_end(s, is_cut) : (hd_text_out){.stop_ix = -1};
 }

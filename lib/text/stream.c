@@ -244,15 +244,15 @@ static bool take_marker_token(hd_stream *s, int32_t token) {
 }
 
 /* Nothing more will come: what trim and the tool parser hold is decided. */
-static void finish(hd_stream *s) {
+static void finish(hd_stream *s, bool is_cut) {
     if (s->has_ended) return;
     s->has_ended = true;
     show_newlines(s);
-    if (s->tools) hd_tool_parser_end(s->tools);
+    if (s->tools) hd_tool_parser_end(s->tools, is_cut);
 }
 
 static hd_text_out result(hd_stream *s) {
-    if (s->stop_ix >= 0 || s->is_full) finish(s);
+    if (s->stop_ix >= 0 || s->is_full) finish(s, true);
     hd_text_out o = {.reasoning = {s->shown[part_reasoning], s->n_shown[part_reasoning]},
                      .content = {s->shown[part_content], s->n_shown[part_content]},
                      .in_reasoning = hd_stream_in_reasoning(s),
@@ -280,7 +280,7 @@ hd_text_out hd_stream_feed(hd_stream *s, int32_t token) {
     return result(s);
 }
 
-hd_text_out hd_stream_end(hd_stream *s) {
+hd_text_out hd_stream_end(hd_stream *s, bool is_cut) {
     if (s->has_ended) return result(s);
     s->is_added = false;
     if (s->tools) s->n_tail = 0; /* it may be the middle of a marker */
@@ -288,7 +288,7 @@ hd_text_out hd_stream_end(hd_stream *s) {
     if (s->n_marker > 0) give_up_marker(s);
     if (s->n_marker > 0) give_up_marker(s); /* the start's "<" may have begun a </think> */
     release(s, s->n_held);
-    finish(s);
+    finish(s, is_cut);
     return result(s);
 }
 

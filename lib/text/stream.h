@@ -35,8 +35,9 @@ void hd_stream_free(hd_stream *s); /* accepts NULL */
 /* What became certain with this token. After a stop or the end, nothing comes. */
 hd_text_out hd_stream_feed(hd_stream *s, int32_t token);
 /* The end of generation: held-back text is released, an incomplete character becomes U+FFFD (or
- * nothing, where tool calls are parsed: it may be the middle of a marker). */
-hd_text_out hd_stream_end(hd_stream *s);
+ * nothing, where tool calls are parsed: it may be the middle of a marker). is_cut: the model had
+ * not ended its answer; the arguments of an open call stay as they came. */
+hd_text_out hd_stream_end(hd_stream *s, bool is_cut);
 /* Whether the tokens fed so far end inside reasoning. */
 bool hd_stream_in_reasoning(const hd_stream *s);
 

@@ -280,10 +280,10 @@ void hd_tool_dsml_byte(hd_tool_parser *p) {
         hd_tool_drop(p, 0, 1);
 }
 
-/* A call that lacks its closers only is complete; one cut off in a value stays as it came. */
-void hd_tool_dsml_end(hd_tool_parser *p) {
+/* A value stays as far as it came. */
+void hd_tool_dsml_end(hd_tool_parser *p, bool is_cut) {
     hd_tool_dsml *k = &p->dsml;
-    if (p->place == HD_AT_INVOKE) close_call(p);
+    if (p->place != HD_AT_VALUE && !is_cut) close_call(p);
     if (p->place != HD_AT_VALUE || k->kind != HD_VALUE_JSON || k->value.len == 0) return;
     put_key(p);
     hd_tool_put_args(p, k->value.ptr, k->value.len);

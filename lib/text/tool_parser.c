@@ -172,15 +172,15 @@ void hd_tool_parser_put(hd_tool_parser *p, char byte, bool is_reasoning, bool is
     while (step(p)) continue;
 }
 
-void hd_tool_parser_end(hd_tool_parser *p) {
+void hd_tool_parser_end(hd_tool_parser *p, bool is_cut) {
     size_t n_space = 0;
     if (p->has_ended || p->is_full) return;
     p->has_ended = true;
     if (p->place != HD_AT_TEXT) {
         if (p->format == HD_TOOLS_DSML)
-            hd_tool_dsml_end(p);
+            hd_tool_dsml_end(p, is_cut);
         else
-            hd_tool_tokens_end(p);
+            hd_tool_tokens_end(p, is_cut);
         p->n_held = 0;
         return;
     }

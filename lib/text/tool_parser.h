@@ -39,8 +39,9 @@ void hd_tool_parser_free(hd_tool_parser *p); /* accepts NULL */
 
 /* One byte of whole characters; is_added: it came of an added token. Reasoning comes first. */
 void hd_tool_parser_put(hd_tool_parser *p, char byte, bool is_reasoning, bool is_added);
-/* The end of the answer: what was held back is decided. */
-void hd_tool_parser_end(hd_tool_parser *p);
+/* The end of the answer: what was held back is decided. An open call is complete, or, if is_cut,
+ * stays as it came. */
+void hd_tool_parser_end(hd_tool_parser *p, bool is_cut);
 /* reasoning, content and calls that became certain since the last take; valid until the next put.
  * stopped: max_call calls are complete. */
 void hd_tool_parser_take(hd_tool_parser *p, hd_text_out *out);

@@ -124,14 +124,14 @@ void hd_tool_close_call(hd_tool_parser *p);
 void hd_tool_tokens_init(hd_tool_parser *p, const hd_tokenizer *t);
 void hd_tool_tokens_marker(hd_tool_parser *p, const hd_tool_marker *m);
 void hd_tool_tokens_byte(hd_tool_parser *p);
-void hd_tool_tokens_end(hd_tool_parser *p);
+void hd_tool_tokens_end(hd_tool_parser *p, bool is_cut);
 void hd_tool_dsml_init(hd_tool_parser *p, const hd_tokenizer *t);
 /* Whether what is held at `at`, after a tag's marker, goes on as a tag of the format does; *may: it
  * may yet. */
 bool hd_tool_dsml_is_tag(const hd_tool_parser *p, size_t at, bool *may);
 void hd_tool_dsml_marker(hd_tool_parser *p, const hd_tool_marker *m);
 void hd_tool_dsml_byte(hd_tool_parser *p);
-void hd_tool_dsml_end(hd_tool_parser *p);
+void hd_tool_dsml_end(hd_tool_parser *p, bool is_cut);
 void hd_tool_dsml_fini(hd_tool_parser *p);
 
 #endif

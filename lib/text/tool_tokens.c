@@ -150,8 +150,11 @@ void hd_tool_tokens_byte(hd_tool_parser *p) {
     if (is_taken) hd_tool_drop(p, 0, 1); /* between calls, after arguments: nothing */
 }
 
-/* A call cut off between its name and its arguments is one without these. */
-void hd_tool_tokens_end(hd_tool_parser *p) {
+/* What is cut off before the separator may be half a name, and after "function" too. */
+void hd_tool_tokens_end(hd_tool_parser *p, bool is_cut) {
     hd_tool_tokens *k = &p->tokens;
-    if (p->place == HD_AT_SEP && !has_type(k)) open_call(p, k->head, k->n_head);
+    if (!is_cut && p->place > HD_AT_BLOCK)
+        close_call(p);
+    else if (p->place == HD_AT_SEP && !has_type(k))
+        open_call(p, k->head, k->n_head);
 }

@@ -41,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         check(&out, stopped, &n_content);
         stopped = out.stopped;
     }
-    hd_text_out out = hd_stream_end(s);
+    hd_text_out out = hd_stream_end(s, false);
     check(&out, stopped, &n_content);
     hd_stream_free(s);
     return 0;

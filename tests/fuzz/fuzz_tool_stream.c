@@ -57,7 +57,7 @@ static void feed(const hd_tokenizer *t, const hd_chat_encoding *e, const hd_text
     answer_init(a);
     HD_ASSERT(hd_stream_new(t, e, o, &s) == HD_OK);
     for (size_t i = 0; i < ids->n; i++) take(a, hd_stream_feed(s, ids->id[i]));
-    take(a, hd_stream_end(s));
+    take(a, hd_stream_end(s, false));
     hd_stream_free(s);
 }
 

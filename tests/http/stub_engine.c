@@ -441,7 +441,10 @@ hd_text_out hd_text_stream_feed(hd_text_stream *s, int32_t token) {
     o.n_out = s->n_in - s->n_tail;
     return o;
 }
-hd_text_out hd_text_stream_end(hd_text_stream *s) {
+static bool stub_was_cut; /* what the last stream that ended was told */
+
+hd_text_out hd_text_stream_end(hd_text_stream *s, bool is_cut) {
+    stub_was_cut = is_cut;
     return (hd_text_out){.in_reasoning = s->in_reasoning,
                          .stopped = s->stopped,
                          .stop_ix = s->stop_ix,

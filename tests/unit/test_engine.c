@@ -609,7 +609,7 @@ static void show(hd_engine *e, const gen *g, hd_buf *out, bool *stopped) {
         append(out, t.content);
         *stopped |= t.stopped;
     }
-    append(out, hd_text_stream_end(s).content);
+    append(out, hd_text_stream_end(s, false).content);
     hd_text_stream_free(s);
 }
 

@@ -69,9 +69,9 @@ static void append(struct text *x, hd_text_out o) {
 static void feed_all(hd_stream *s, const int32_t *id, size_t n, struct text *x) {
     *x = (struct text){.stop_ix = -1};
     for (size_t i = 0; i < n; i++) append(x, hd_stream_feed(s, id[i]));
-    append(x, hd_stream_end(s));
+    append(x, hd_stream_end(s, false));
     append(x, hd_stream_feed(s, id[0])); /* nothing after the end */
-    append(x, hd_stream_end(s));
+    append(x, hd_stream_end(s, false));
 }
 
 /* ---- direct computation ---- */
@@ -276,7 +276,7 @@ static void nothing_is_held_needlessly(void **state) {
     assert_false(hd_stream_in_reasoning(s));
     SHOWS(feed(s, with_ids, "\n"), "", "\n"); /* exactly what follows */
     SHOWS(feed(s, with_ids, "</think>"), "", "</think>");
-    SHOWS(hd_stream_end(s), "", "");
+    SHOWS(hd_stream_end(s, false), "", "");
     hd_stream_free(s);
 
     s = stream(without_ids,
@@ -285,7 +285,7 @@ static void nothing_is_held_needlessly(void **state) {
     SHOWS(feed(s, without_ids, "/"), "", "");
     SHOWS(feed(s, without_ids, "x"), "</x", "");
     SHOWS(feed(s, without_ids, "<"), "", "");
-    SHOWS(hd_stream_end(s), "<", "");
+    SHOWS(hd_stream_end(s, false), "<", "");
     hd_stream_free(s);
 }
 
@@ -300,7 +300,7 @@ static void special_tokens_are_hidden(void **state) {
     SHOWS(feed(s, with_ids, "<think>"), "", "<think>");
     SHOWS(hd_stream_feed(s, 1 << 20), "", "");
     SHOWS(feed(s, with_ids, "\xE4"), "", "");
-    SHOWS(hd_stream_end(s), "", "\uFFFD");
+    SHOWS(hd_stream_end(s, false), "", "\uFFFD");
     hd_stream_free(s);
     s = stream(with_ids, (hd_text_stream_options){.keep_special = true});
     SHOWS(feed(s, with_ids, "\xE4"), "", "");

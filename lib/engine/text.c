@@ -3,7 +3,9 @@
 
 static hd_status need_tokenizer(const hd_engine *e) {
     if (e->tokenizer) return HD_OK;
-    return HD_FAIL(UNSUPPORTED, "model %s has no tokenizer: only token ids can be used",
+    return HD_FAIL(UNSUPPORTED,
+                   "model %s has no tokenizer: only token ids can be used "
+                   "(--tokenizer names one)",
                    e->info.model_name);
 }
 

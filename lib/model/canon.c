@@ -132,6 +132,20 @@ void hd_canon_room(hd_canon *k, hd_canon_tensor *t, int n_src) {
     t->n_src = 0;
 }
 
+/* A type that is only listed: what its kind of file could have instead. */
+static hd_status refuse_type(const hd_canon *k, const hd_file_tensor *f) {
+    bool is_gguf = hd_checkpoint_gguf(k->c) != NULL;
+    char known[256] = "";
+    for (int i = 0; i < HD_FORMAT_COUNT; i++) {
+        const hd_format_info *info = hd_format_get((enum hd_format)i);
+        const char *name = is_gguf ? info->name : info->safetensors_name;
+        if (i != HD_F8_E8M0 && name[0] && (!is_gguf || info->gguf_id >= 0))
+            hd_list_add(known, sizeof known, name);
+    }
+    return HD_FAIL(UNSUPPORTED, "%s: tensor %s: type %s is not supported: known here: %s", f->file,
+                   f->name, f->type, known);
+}
+
 /* The file's tensor of this name and shape, marked as used. */
 static hd_status find(hd_canon *k, const char *name, const int64_t ne[4],
                       const hd_file_tensor **out) {
@@ -146,11 +160,7 @@ static hd_status find(hd_canon *k, const char *name, const int64_t ne[4],
         return HD_FAIL(CORRUPT, "%s: tensor %s: expected shape %s, found %s", f->file, name,
                        expected, found);
     }
-    if (f->format == HD_FORMAT_COUNT || f->format == HD_F8_E8M0) {
-        enum hd_format none;
-        hd_status s = hd_format_by_name(f->type, &none);
-        return hd_fail_context(s, "%s: tensor %s", f->file, name);
-    }
+    if (f->format == HD_FORMAT_COUNT || f->format == HD_F8_E8M0) return refuse_type(k, f);
     k->is_used[f - hd_checkpoint_at(k->c, 0)] = true;
     *out = f;
     return HD_OK;

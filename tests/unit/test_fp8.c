@@ -421,9 +421,9 @@ static void faults_are_named(void **state) {
                              NULL});
     refused(&bad, HD_E_NUMERIC, (const char *[]){o, "_scale_inv", "scale 0", "found -1", NULL});
     refused(&type, HD_E_UNSUPPORTED, (const char *[]){o, "_scale_inv", "F32, BF16", "I32", NULL});
-    refused(
-        &weight, HD_E_UNSUPPORTED,
-        (const char *[]){"model.safetensors", o, "format I8 is not supported", "F32, F16", NULL});
+    refused(&weight, HD_E_UNSUPPORTED,
+            (const char *[]){"model.safetensors", o, "type I8 is not supported",
+                             "known here: F32, F16, BF16, F8_E4M3", NULL});
     refused(&nan, HD_E_NUMERIC, (const char *[]){o, "1 NaN", NULL});
     refused(&nan_b, HD_E_NUMERIC, (const char *[]){kv_b, "1 NaN", NULL});
     refused(&expert, HD_E_NUMERIC, (const char *[]){"experts.1.up_proj.weight", "1 NaN", NULL});

@@ -3,15 +3,18 @@
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
 import { readFileSync } from 'node:fs';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
 import { after, before, test } from 'node:test';
 import { promisify } from 'node:util';
-import { killServers, SOURCE_DIR, startServer } from './server.mjs';
+import { BIN, killServers, SOURCE_DIR, startServer } from './server.mjs';
 
 const run = promisify(execFile);
 const ADDRESS = 'http://127.0.0.1:8080';
 const text = ['README.md', 'docs/api.md'].map((f) => readFileSync(`${SOURCE_DIR}/${f}`, 'utf8')).join('\n');
-const blocks = [...text.matchAll(/^```(\w*)\n([^]*?)^```$/gm)]
-    .map(([, language, text]) => ({ language, text })).filter(({ text }) => text.includes(ADDRESS));
+const allBlocks = [...text.matchAll(/^```(\w*)\n([^]*?)^```$/gm)].map(([, language, text]) => ({ language, text }));
+const blocks = allBlocks.filter(({ text }) => text.includes(ADDRESS));
 
 let server;
 before(async () => {
@@ -39,6 +42,21 @@ test('the shell examples', async () => {
         /^return a \+ b$/, /\| = 42$/])
         assert.ok(said.some((s) => expected.test(s)), `${expected} in ${JSON.stringify(said)}`);
     assert.equal(said.length, 10);
+});
+
+test('the commands', async () => {
+    const folder = await mkdtemp(path.join(tmpdir(), 'hadal-readme-'));
+    const commands = allBlocks.flatMap((b) => b.text.split('\n')).filter((line) => line.startsWith('hadal '));
+    const said = [];
+    try {
+        for (const command of commands)
+            said.push((await run('bash', ['-c', command.replaceAll('/tmp/', `${folder}/`)],
+                { cwd: SOURCE_DIR, env: { ...process.env, PATH: `${path.dirname(BIN)}:${process.env.PATH}` } })).stdout);
+    } finally {
+        await rm(folder, { recursive: true });
+    }
+    for (const expected of [/^mini\n/, /wrote .*small\.gguf[^]*Q4_K_M/, /perplexity/, /KL divergence: mean 0\.\d/, /^27 \+ 15 = 42\n$/])
+        assert.ok(said.some((s) => expected.test(s)), `${expected} in ${JSON.stringify(said)}`);
 });
 
 test('the scripts', async () => {

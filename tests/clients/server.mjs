@@ -11,7 +11,7 @@ const STOP_LIMIT_MS = 60_000;
 
 export const SOURCE_DIR = process.env.HADAL_SOURCE_DIR;
 export const BUILD_DIR = process.env.HADAL_BUILD_DIR;
-const BIN = process.env.HADAL_BIN;
+export const BIN = process.env.HADAL_BIN;
 if (!BIN || !SOURCE_DIR || !BUILD_DIR) throw new Error('HADAL_BIN, HADAL_SOURCE_DIR and HADAL_BUILD_DIR must be set, as ctest does');
 
 // So that servers are killed on the way out (Server below).

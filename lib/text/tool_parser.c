@@ -41,7 +41,7 @@ static bool counts(const hd_tool_parser *p, const hd_tool_marker *m) {
 bool hd_tool_match(const hd_tool_parser *p, size_t at, const hd_tool_marker **found) {
     bool may = false;
     *found = NULL;
-    if (at == p->n_held || p->held[at] != '<') return false;
+    if (at == p->n_held || (p->held[at] != '<' && p->held[at] != "｜"[0])) return false;
     for (int i = 0; i < p->n_marker; i++) {
         const hd_tool_marker *m = &p->marker[i];
         size_t n = counts(p, m) ? matched(p, at, m) : 0;
@@ -229,7 +229,8 @@ static void copy_tools(hd_tool_parser *p, const hd_text_stream_options *o) {
 
 hd_tool_parser *hd_tool_parser_new(enum hd_tool_format f, const hd_tokenizer *t,
                                    const hd_text_stream_options *o, size_t put_max) {
-    static const char *const hidden[] = {"<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"};
+    static const char *const hidden[] = {"<｜User｜>", "<｜Assistant｜>", "<think>", "</think>",
+                                         "｜DSML｜"};
     hd_tool_parser *p = hd_alloc_zero(1, sizeof *p);
     size_t room = put_max + HD_TOOL_HELD_MAX;
     p->format = f;

@@ -632,6 +632,14 @@ static void text_about_dsml(void **state) {
         reads("deepseek_v4", rows[i].text, none, &want);
         reads("deepseek_v3.2", rows[i].text, none, &want);
     }
+    /* The token alone is none either: what was left of a tag before it does not become one. */
+    static struct output o;
+    const hd_text_stream_options so = {.parse_tools = true};
+    begin(&o);
+    markup(&o, "a <" E "invoke>｜DSML｜invoke> </</think>｜DSML｜ ｜｜DSML｜。");
+    clear(&want);
+    add_c(&want.content, "a <invoke> </ ｜。");
+    every_split(with_ids, "deepseek_v4", &o, &so, &want);
 }
 
 /* A value of more than 64 KiB that is no string is passed on unchecked, if it begins as JSON does.

@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "cmd/anatomy.h"
 #include "cmd/bench.h"
+#include "cmd/bench_load.h"
 #include "engine/load.h"
 #include "engine/sizes.h"
 
@@ -342,6 +343,7 @@ static hd_status parse_lists(struct bench *b) {
 }
 
 static int run(const struct hd_options *o, int n_arg, char **arg) {
+    if (n_arg > 0 && strcmp(arg[0], "serve") == 0) return hd_bench_serve(o, n_arg);
     if (n_arg > 1) return hd_command_usage(&hd_cmd_bench, "one model at a time");
     const char *model = n_arg == 1 ? arg[0] : o->model;
     struct bench b = {.o = o, .seed = 1};
@@ -374,15 +376,20 @@ static int run(const struct hd_options *o, int n_arg, char **arg) {
 const struct hd_command hd_cmd_bench = {
     .name = "bench",
     .summary = "measure speed: prompts and steps, as a share of the machine's own limits",
-    .usage = "[options] [MODEL]",
+    .usage = "[options] [MODEL | serve]",
     .details =
         "Runs the model alone, without server and scheduler: prompts of --prompt-lengths, then\n"
         "single steps of --batch-sizes sequences at --contexts. tok/s is of the median run.\n"
         "'of FMA' and 'of read' compare with float32 multiply-adds and streaming reads measured\n"
         "on the same threads just before; weights and KV read are counted, with even routing.\n\n"
         "--products times the weight product alone, on random weights.\n\n"
+        "'hadal bench serve' loads a running server (any with OpenAI's API) instead, over HTTP:\n"
+        "requests come by --request-rate or a --trace whatever the answers do, and times count\n"
+        "from when a request should have come. --model names the server's; by default its "
+        "first.\n\n"
         "  hadal bench mini --threads 1\n"
         "  hadal bench --products --seconds 0.1\n"
-        "  hadal bench v2-lite.gguf --batch-sizes 1,8,32 --contexts 1024 --json\n",
+        "  hadal bench v2-lite.gguf --batch-sizes 1,8,32 --contexts 1024 --json\n"
+        "  hadal bench serve --request-rate 8 --num-prompts 200 --goodput ttft:200,tpot:50\n",
     .run = run,
 };

@@ -23,8 +23,9 @@ foreach(name eval convert quantize run bench)
     hadal_script_test(tools ${name})
 endforeach()
 
-# The server with the embedded model, over raw HTTP; and its held-out tasks, scored.
+# The server with the embedded model, over raw HTTP; the load generator; and its held-out tasks, scored.
 hadal_script_test(http serve)
+hadal_script_test(http load)
 hadal_script_test(http score)
 if(HADAL_SANITIZE)
     set_tests_properties(http_score PROPERTIES LABELS slow)

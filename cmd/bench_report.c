@@ -1,0 +1,321 @@
+/* What a load showed: percentiles over answered requests, throughput, errors apart, goodput. */
+#include "cmd/bench_load.h"
+#include "cmd/output.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { status_max = 600, save_block_bytes = 1 << 16 };
+
+static const char *const outcome_name[] = {
+#define X(id, name) name,
+    HD_LOAD_OUTCOMES(X)
+#undef X
+};
+
+static const double quantile[] = {0.5, 0.9, 0.99};
+enum { n_quantile = HD_COUNT_OF(quantile), n_slo = 3 };
+
+struct summary {
+    int n;
+    double mean, at[n_quantile], max; /* seconds */
+};
+
+static const struct metric {
+    const char *key, *title, *slo;
+    size_t offset;
+    int n_token_min; /* of requests that have it */
+} metrics[] = {
+    {"ttft_ms", "time to first token", "ttft", offsetof(hd_load_result, ttft_s), 1},
+    {"tpot_ms", "time per output token", "tpot", offsetof(hd_load_result, tpot_s), 2},
+    {"e2el_ms", "end to end", "e2el", offsetof(hd_load_result, latency_s), 0},
+    {"send_late_ms", "sent late", NULL, offsetof(hd_load_result, late_s), 0},
+};
+enum { n_metric = HD_COUNT_OF(metrics) };
+
+struct totals {
+    int n[HD_LOAD_OUTCOME_COUNT], status[status_max], n_wrong_length, n_good;
+    double n_input, n_output, slo_ms[n_slo]; /* 0: no bound */
+    bool has_slo;
+    struct summary metric[n_metric], gap;
+};
+
+/* ---- inter-token gaps ---- */
+
+static const double step_log = 0.00995033085316808; /* ln 1.01 */
+
+void hd_load_histogram_add(hd_load_histogram *h, double seconds, double weight) {
+    double at = seconds > 1e-6 ? log(seconds * 1e6) / step_log : 0;
+    h->weight[at < HD_LOAD_STEPS ? (int)at : HD_LOAD_STEPS - 1] += weight;
+    h->all += weight;
+    h->sum += seconds * weight;
+    h->max = seconds > h->max ? seconds : h->max;
+}
+
+static struct summary of_histogram(const hd_load_histogram *h) {
+    struct summary s = {.n = (int)fmin(h->all, 2147483647.0), .max = h->max};
+    if (h->all > 0) s.mean = h->sum / h->all;
+    for (int q = 0; q < n_quantile; q++) {
+        double seen = 0;
+        for (int i = 0; i < HD_LOAD_STEPS && h->all > 0; i++) {
+            seen += h->weight[i];
+            if (seen < quantile[q] * h->all) continue;
+            s.at[q] = fmin(exp((i + 0.5) * step_log) * 1e-6, h->max);
+            break;
+        }
+    }
+    return s;
+}
+
+/* ---- requests ---- */
+
+static double value_of(const hd_load_result *r, int metric) {
+    return *(const double *)((const char *)r + metrics[metric].offset);
+}
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Percentiles by the nearest rank. */
+static struct summary of_metric(const hd_load_run *r, int metric) {
+    struct summary s = {0};
+    double *v = hd_alloc_zero((size_t)r->plan->n, sizeof *v), sum = 0;
+    for (int i = 0; i < r->plan->n; i++) {
+        const hd_load_result *one = &r->result[i];
+        if (one->outcome != HD_LOAD_OK || one->n_output < metrics[metric].n_token_min) continue;
+        v[s.n] = value_of(one, metric);
+        sum += v[s.n++];
+    }
+    qsort(v, (size_t)s.n, sizeof *v, compare);
+    if (s.n > 0) {
+        s.mean = sum / s.n;
+        s.max = v[s.n - 1];
+        for (int q = 0; q < n_quantile; q++) s.at[q] = v[(int)ceil(quantile[q] * s.n) - 1];
+    }
+    hd_free(v);
+    return s;
+}
+
+static hd_status parse_slo(const char *text, double *slo_ms) {
+    for (const char *p = text;; p++) {
+        size_t len = strcspn(p, ":");
+        char *end = NULL;
+        int i = 0;
+        while (i < n_slo && !hd_str_eq_c((hd_str){p, len}, metrics[i].slo)) i++;
+        double ms = p[len] ? strtod(p + len + 1, &end) : 0;
+        if (i == n_slo || !(ms > 0 && ms < 1e9) || (*end && *end != ','))
+            return HD_FAIL(INVALID, "--goodput: expected ttft:MS, tpot:MS or e2el:MS, found \"%s\"",
+                           hd_show(hd_str_of(text)));
+        slo_ms[i] = ms;
+        if (!*end) return HD_OK;
+        p = end;
+    }
+}
+
+static hd_status read_slo(const struct hd_options *o, double *slo_ms) {
+    for (int i = 0; i < o->load_goodput.n; i++) HD_TRY(parse_slo(o->load_goodput.item[i], slo_ms));
+    return HD_OK;
+}
+
+hd_status hd_load_check_goodput(const struct hd_options *o) {
+    double slo_ms[n_slo];
+    return read_slo(o, slo_ms);
+}
+
+static bool is_good(const hd_load_result *r, const double *slo_ms) {
+    for (int i = 0; i < n_slo; i++)
+        if (slo_ms[i] > 0 && value_of(r, i) * 1e3 > slo_ms[i]) return false;
+    return r->outcome == HD_LOAD_OK;
+}
+
+static hd_status add_up(const hd_load_run *r, struct totals *t) {
+    *t = (struct totals){.has_slo = r->o->load_goodput.n > 0, .gap = of_histogram(&r->gap)};
+    HD_TRY(read_slo(r->o, t->slo_ms));
+    for (int i = 0; i < r->plan->n; i++) {
+        const hd_load_result *one = &r->result[i];
+        t->n[one->outcome]++;
+        if (one->outcome == HD_LOAD_REJECTED || one->outcome == HD_LOAD_STATUS)
+            t->status[one->status > 0 && one->status < status_max ? one->status : 0]++;
+        if (one->outcome != HD_LOAD_OK) continue;
+        t->n_input += one->n_input;
+        t->n_output += one->n_output;
+        if (one->n_output != r->plan->item[i].n_output) t->n_wrong_length++;
+        if (is_good(one, t->slo_ms)) t->n_good++;
+    }
+    for (int m = 0; m < n_metric; m++) t->metric[m] = of_metric(r, m);
+    return HD_OK;
+}
+
+/* ---- for people ---- */
+
+static void print_row(const char *title, const struct summary *s) {
+    printf("%-24s %10.2f %10.2f %10.2f %10.2f %10.2f\n", title, s->mean * 1e3, s->at[0] * 1e3,
+           s->at[1] * 1e3, s->at[2] * 1e3, s->max * 1e3);
+}
+
+static void print(const hd_load_run *r, const struct totals *t) {
+    double s = r->seconds > 0 ? r->seconds : 1;
+    printf("%s: model %s, prompts as %s, seed %llu%s\n", r->o->load_url, r->model,
+           r->is_text ? "text (lengths are about right)" : "token ids",
+           (unsigned long long)r->plan->seed, r->is_interrupted ? "; interrupted" : "");
+    printf("%d requests in %.2f s:", r->plan->n, r->seconds);
+    for (int i = HD_LOAD_OUTCOME_COUNT - 1; i >= 0; i--)
+        if (t->n[i] > 0 || i == HD_LOAD_OK) printf(" %d %s", t->n[i], outcome_name[i]);
+    for (int i = 0; i < status_max; i++)
+        if (t->status[i] > 0) printf("; HTTP %d: %d", i, t->status[i]);
+    printf("\n%.3f requests/s, %.1f input tokens/s, %.1f output tokens/s\n", t->n[HD_LOAD_OK] / s,
+           t->n_input / s, t->n_output / s);
+    if (t->n_wrong_length > 0)
+        printf("%d answers had another length than asked for\n", t->n_wrong_length);
+    if (t->has_slo)
+        printf("goodput %.3f requests/s: %d of %d are good (%.1f %%)\n", t->n_good / s, t->n_good,
+               r->plan->n - t->n[HD_LOAD_UNSENT],
+               100.0 * t->n_good / fmax(1, r->plan->n - t->n[HD_LOAD_UNSENT]));
+    printf("\n%-24s %10s %10s %10s %10s %10s\n", "ms", "mean", "p50", "p90", "p99", "max");
+    for (int m = 0; m < n_metric; m++) {
+        print_row(metrics[m].title, &t->metric[m]);
+        if (m == 1) print_row("inter-token", &t->gap);
+    }
+}
+
+/* ---- for programs ---- */
+
+static void write_number(hd_json *j, const char *key, double v) {
+    hd_json_key(j, key);
+    hd_json_num(j, v);
+}
+
+static void write_count(hd_json *j, const char *key, int v) {
+    hd_json_key(j, key);
+    hd_json_int(j, v);
+}
+
+static void write_summary(hd_json *j, const char *key, const struct summary *s) {
+    static const char *const names[n_quantile] = {"p50", "p90", "p99"};
+    hd_json_key(j, key);
+    hd_json_object(j);
+    write_count(j, "n", s->n);
+    write_number(j, "mean", s->mean * 1e3);
+    for (int q = 0; q < n_quantile; q++) write_number(j, names[q], s->at[q] * 1e3);
+    write_number(j, "max", s->max * 1e3);
+    hd_json_object_end(j);
+}
+
+static void write_counts(const hd_load_run *r, const struct totals *t, hd_json *j) {
+    hd_json_key(j, "outcomes");
+    hd_json_object(j);
+    for (int i = 0; i < HD_LOAD_OUTCOME_COUNT; i++) write_count(j, outcome_name[i], t->n[i]);
+    hd_json_object_end(j);
+    hd_json_key(j, "http_status");
+    hd_json_object(j);
+    for (int i = 0; i < status_max; i++) {
+        char code[16];
+        snprintf(code, sizeof code, "%d", i);
+        if (t->status[i] > 0) write_count(j, code, t->status[i]);
+    }
+    hd_json_object_end(j);
+    write_count(j, "num_prompts", r->plan->n);
+    write_count(j, "completed", t->n[HD_LOAD_OK]);
+    write_count(j, "wrong_length", t->n_wrong_length);
+}
+
+static void write_object(const hd_load_run *r, const struct totals *t, hd_json *j) {
+    double s = r->seconds > 0 ? r->seconds : 1;
+    hd_json_object(j);
+    hd_json_key(j, "base_url");
+    hd_json_str_c(j, r->o->load_url);
+    hd_json_key(j, "model");
+    hd_json_str_c(j, r->model);
+    hd_json_key(j, "prompts");
+    hd_json_str_c(j, r->is_text ? "text" : "ids");
+    hd_json_key(j, "seed");
+    hd_json_int(j, (int64_t)r->plan->seed);
+    hd_json_key(j, "interrupted");
+    hd_json_bool(j, r->is_interrupted);
+    write_counts(r, t, j);
+    write_number(j, "duration_s", r->seconds);
+    write_number(j, "total_input_tokens", t->n_input);
+    write_number(j, "total_output_tokens", t->n_output);
+    write_number(j, "request_throughput", t->n[HD_LOAD_OK] / s);
+    write_number(j, "input_throughput", t->n_input / s);
+    write_number(j, "output_throughput", t->n_output / s);
+    if (t->has_slo) {
+        write_count(j, "good", t->n_good);
+        write_number(j, "request_goodput", t->n_good / s);
+    }
+    for (int m = 0; m < n_metric; m++) write_summary(j, metrics[m].key, &t->metric[m]);
+    write_summary(j, "itl_ms", &t->gap);
+    hd_json_object_end(j);
+}
+
+hd_status hd_load_report(const hd_load_run *r) {
+    struct totals t;
+    HD_TRY(add_up(r, &t));
+    if (!r->o->json) {
+        print(r, &t);
+        return HD_OK;
+    }
+    hd_buf out;
+    hd_buf_init(&out, 1 << 20);
+    hd_json j = hd_json_begin(&out);
+    write_object(r, &t, &j);
+    printf("%s\n", out.ptr);
+    hd_buf_fini(&out);
+    return HD_OK;
+}
+
+/* ---- every request ---- */
+
+static void write_line(const hd_load_run *r, int ix, hd_buf *out) {
+    const hd_load_item *item = &r->plan->item[ix];
+    const hd_load_result *one = &r->result[ix];
+    hd_json j = hd_json_begin(out);
+    hd_json_object(&j);
+    write_number(&j, "arrival_s", item->arrival_s);
+    hd_json_key(&j, "class");
+    hd_json_str_c(&j, item->service);
+    write_count(&j, "prompt_tokens", item->n_prompt);
+    write_count(&j, "output_tokens", item->n_output);
+    hd_json_key(&j, "outcome");
+    hd_json_str_c(&j, outcome_name[one->outcome]);
+    write_count(&j, "http_status", one->status);
+    write_count(&j, "usage_prompt_tokens", one->n_input);
+    write_count(&j, "usage_completion_tokens", one->n_output);
+    write_count(&j, "events", one->n_event);
+    for (int m = 0; m < n_metric; m++) write_number(&j, metrics[m].key, value_of(one, m) * 1e3);
+    hd_json_object_end(&j);
+    hd_buf_add(out, "\n", 1);
+}
+
+static hd_status put(int fd, const char *path, hd_buf *b) {
+    for (size_t at = 0; at < b->len;) {
+        ssize_t n = write(fd, b->ptr + at, b->len - at);
+        if (n < 0) return HD_FAIL(IO, "%s: %s", path, strerror(errno));
+        at += (size_t)n;
+    }
+    hd_buf_clear(b);
+    return HD_OK;
+}
+
+hd_status hd_load_save(const hd_load_run *r, const char *path) {
+    char *temporary;
+    int fd;
+    HD_TRY(hd_output_create(path, &temporary, &fd));
+    hd_buf b;
+    hd_buf_init(&b, save_block_bytes + (1 << 16));
+    hd_status s = HD_OK;
+    for (int i = 0; i < r->plan->n && s == HD_OK; i++) {
+        write_line(r, i, &b);
+        if (b.len >= save_block_bytes || i == r->plan->n - 1) s = put(fd, path, &b);
+    }
+    hd_buf_fini(&b);
+    if (s == HD_OK) s = hd_output_finish(path, &temporary, &fd);
+    hd_output_abandon(&temporary, &fd);
+    return s;
+}

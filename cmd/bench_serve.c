@@ -1,0 +1,46 @@
+/* hadal bench serve: a load for a server that runs, from the plan to the report. */
+#include "cmd/bench_load.h"
+#include "cmd/output.h"
+
+#include <string.h>
+
+enum { exit_interrupted = 130 };
+
+static hd_status check(const struct hd_options *o) {
+    bool is_there;
+    HD_TRY(hd_load_check_goodput(o));
+    if (!o->load_save) return HD_OK;
+    HD_TRY(hd_output_check(o->load_save, &is_there));
+    return hd_output_try(o->load_save);
+}
+
+static hd_status need_an_answer(const hd_load_run *r) {
+    for (int i = 0; i < r->plan->n; i++)
+        if (r->result[i].outcome == HD_LOAD_OK) return HD_OK;
+    return HD_FAIL(UNAVAILABLE, "%s: none of the requests was answered", r->o->load_url);
+}
+
+int hd_bench_serve(const struct hd_options *o, int n_arg) {
+    if (n_arg > 1)
+        return hd_command_usage(&hd_cmd_bench,
+                                "serve takes no further words: --model names the model");
+    hd_load_plan plan = {0};
+    hd_load_run *r = hd_alloc_zero(1, sizeof *r);
+    *r = (hd_load_run){.o = o, .plan = &plan};
+    hd_status s = check(o);
+    if (s == HD_OK) s = hd_load_plan_init(&plan, o);
+    if (s == HD_OK) {
+        r->result = hd_alloc_zero((size_t)plan.n, sizeof *r->result);
+        s = hd_load_send(r);
+    }
+    if (s == HD_OK) s = hd_load_report(r);
+    if (s == HD_OK && o->load_save) s = hd_load_save(r, o->load_save);
+    if (s == HD_OK && !r->is_interrupted) s = need_an_answer(r);
+    int rc = s != HD_OK          ? hd_command_error(&hd_cmd_bench)
+             : r->is_interrupted ? exit_interrupted
+                                 : 0;
+    hd_free(r->result);
+    hd_free(r);
+    hd_load_plan_fini(&plan);
+    return rc;
+}

@@ -82,8 +82,17 @@ void hd_load_histogram_add(hd_load_histogram *h, double seconds, double weight);
 HD_MUST_CHECK hd_status hd_load_check_goodput(const struct hd_options *o);
 /* A table, or one JSON object, on stdout. */
 HD_MUST_CHECK hd_status hd_load_report(const hd_load_run *r);
+/* The figures of a request: in seconds, ascending, of those that have it; v: [plan->n]. */
+enum hd_load_metric { HD_LOAD_TTFT, HD_LOAD_TPOT, HD_LOAD_E2EL };
+int hd_load_sorted(const hd_load_run *r, enum hd_load_metric metric, double *v);
+const char *hd_load_title(enum hd_load_metric metric);
+
 /* One line of JSON for each request. */
 HD_MUST_CHECK hd_status hd_load_save(const hd_load_run *r, const char *path);
+
+/* The distributions as a picture (SVG): into a file, or as text. */
+HD_MUST_CHECK hd_status hd_load_plot(const hd_load_run *r, const char *path);
+void hd_load_draw(const hd_load_run *r, hd_buf *out);
 
 /* The command, after the word `serve`; returns the exit code. */
 int hd_bench_serve(const struct hd_options *o, int n_arg);

@@ -28,12 +28,14 @@ struct summary {
 static const struct metric {
     const char *key, *title, *slo;
     size_t offset;
-    int n_token_min; /* of requests that have it */
+    int n_token_min;              /* of requests that have it */
+    enum hd_load_outcome outcome; /* of requests that have it; UNSENT: all that were sent */
 } metrics[] = {
-    {"ttft_ms", "time to first token", "ttft", offsetof(hd_load_result, ttft_s), 1},
-    {"tpot_ms", "time per output token", "tpot", offsetof(hd_load_result, tpot_s), 2},
-    {"e2el_ms", "end to end", "e2el", offsetof(hd_load_result, latency_s), 0},
-    {"send_late_ms", "sent late", NULL, offsetof(hd_load_result, late_s), 0},
+    {"ttft_ms", "time to first token", "ttft", offsetof(hd_load_result, ttft_s), 1, HD_LOAD_OK},
+    {"tpot_ms", "time per output token", "tpot", offsetof(hd_load_result, tpot_s), 2, HD_LOAD_OK},
+    {"e2el_ms", "end to end", "e2el", offsetof(hd_load_result, latency_s), 0, HD_LOAD_OK},
+    {"reject_ms", "rejected after", NULL, offsetof(hd_load_result, latency_s), 0, HD_LOAD_REJECTED},
+    {"send_late_ms", "sent late", NULL, offsetof(hd_load_result, late_s), 0, HD_LOAD_UNSENT},
 };
 enum { n_metric = HD_COUNT_OF(metrics) };
 
@@ -73,8 +75,8 @@ static struct summary of_histogram(const hd_load_histogram *h) {
 
 /* ---- requests ---- */
 
-static double value_of(const hd_load_result *r, int metric) {
-    return *(const double *)((const char *)r + metrics[metric].offset);
+static double value_of(const hd_load_result *r, const struct metric *m) {
+    return *(const double *)((const char *)r + m->offset);
 }
 
 static int compare(const void *a, const void *b) {
@@ -82,18 +84,29 @@ static int compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+static bool has_metric(const hd_load_result *r, const struct metric *m) {
+    bool is_of_it =
+        m->outcome == HD_LOAD_UNSENT ? r->outcome != HD_LOAD_UNSENT : r->outcome == m->outcome;
+    return is_of_it && r->n_output >= m->n_token_min;
+}
+
+int hd_load_sorted(const hd_load_run *r, enum hd_load_metric metric, double *v) {
+    const struct metric *m = &metrics[metric];
+    int n = 0;
+    for (int i = 0; i < r->plan->n; i++)
+        if (has_metric(&r->result[i], m)) v[n++] = value_of(&r->result[i], m);
+    qsort(v, (size_t)n, sizeof *v, compare);
+    return n;
+}
+
+const char *hd_load_title(enum hd_load_metric metric) { return metrics[metric].title; }
+
 /* Percentiles by the nearest rank. */
 static struct summary of_metric(const hd_load_run *r, int metric) {
-    struct summary s = {0};
     double *v = hd_alloc_zero((size_t)r->plan->n, sizeof *v), sum = 0;
-    for (int i = 0; i < r->plan->n; i++) {
-        const hd_load_result *one = &r->result[i];
-        if (one->outcome != HD_LOAD_OK || one->n_output < metrics[metric].n_token_min) continue;
-        v[s.n] = value_of(one, metric);
-        sum += v[s.n++];
-    }
-    qsort(v, (size_t)s.n, sizeof *v, compare);
+    struct summary s = {.n = hd_load_sorted(r, (enum hd_load_metric)metric, v)};
     if (s.n > 0) {
+        for (int i = 0; i < s.n; i++) sum += v[i];
         s.mean = sum / s.n;
         s.max = v[s.n - 1];
         for (int q = 0; q < n_quantile; q++) s.at[q] = v[(int)ceil(quantile[q] * s.n) - 1];
@@ -130,7 +143,7 @@ hd_status hd_load_check_goodput(const struct hd_options *o) {
 
 static bool is_good(const hd_load_result *r, const double *slo_ms) {
     for (int i = 0; i < n_slo; i++)
-        if (slo_ms[i] > 0 && value_of(r, i) * 1e3 > slo_ms[i]) return false;
+        if (slo_ms[i] > 0 && value_of(r, &metrics[i]) * 1e3 > slo_ms[i]) return false;
     return r->outcome == HD_LOAD_OK;
 }
 
@@ -179,8 +192,8 @@ static void print(const hd_load_run *r, const struct totals *t) {
                100.0 * t->n_good / fmax(1, r->plan->n - t->n[HD_LOAD_UNSENT]));
     printf("\n%-24s %10s %10s %10s %10s %10s\n", "ms", "mean", "p50", "p90", "p99", "max");
     for (int m = 0; m < n_metric; m++) {
-        print_row(metrics[m].title, &t->metric[m]);
-        if (m == 1) print_row("inter-token", &t->gap);
+        if (t->metric[m].n > 0) print_row(metrics[m].title, &t->metric[m]);
+        if (m == HD_LOAD_TPOT && t->gap.n > 0) print_row("inter-token", &t->gap);
     }
 }
 
@@ -288,7 +301,9 @@ static void write_line(const hd_load_run *r, int ix, hd_buf *out) {
     write_count(&j, "usage_prompt_tokens", one->n_input);
     write_count(&j, "usage_completion_tokens", one->n_output);
     write_count(&j, "events", one->n_event);
-    for (int m = 0; m < n_metric; m++) write_number(&j, metrics[m].key, value_of(one, m) * 1e3);
+    for (int m = 0; m < n_metric; m++)
+        if (has_metric(one, &metrics[m]))
+            write_number(&j, metrics[m].key, value_of(one, &metrics[m]) * 1e3);
     hd_json_object_end(&j);
     hd_buf_add(out, "\n", 1);
 }
@@ -303,10 +318,7 @@ static hd_status put(int fd, const char *path, hd_buf *b) {
     return HD_OK;
 }
 
-hd_status hd_load_save(const hd_load_run *r, const char *path) {
-    char *temporary;
-    int fd;
-    HD_TRY(hd_output_create(path, &temporary, &fd));
+static hd_status put_lines(const hd_load_run *r, int fd, const char *path) {
     hd_buf b;
     hd_buf_init(&b, save_block_bytes + (1 << 16));
     hd_status s = HD_OK;
@@ -315,7 +327,33 @@ hd_status hd_load_save(const hd_load_run *r, const char *path) {
         if (b.len >= save_block_bytes || i == r->plan->n - 1) s = put(fd, path, &b);
     }
     hd_buf_fini(&b);
+    return s;
+}
+
+static hd_status put_picture(const hd_load_run *r, int fd, const char *path) {
+    hd_buf b;
+    hd_buf_init(&b, 1 << 20);
+    hd_load_draw(r, &b);
+    hd_status s = put(fd, path, &b);
+    hd_buf_fini(&b);
+    return s;
+}
+
+static hd_status write_file(const hd_load_run *r, const char *path,
+                            hd_status (*fill)(const hd_load_run *r, int fd, const char *path)) {
+    char *temporary;
+    int fd;
+    HD_TRY(hd_output_create(path, &temporary, &fd));
+    hd_status s = fill(r, fd, path);
     if (s == HD_OK) s = hd_output_finish(path, &temporary, &fd);
     hd_output_abandon(&temporary, &fd);
     return s;
+}
+
+hd_status hd_load_save(const hd_load_run *r, const char *path) {
+    return write_file(r, path, put_lines);
+}
+
+hd_status hd_load_plot(const hd_load_run *r, const char *path) {
+    return write_file(r, path, put_picture);
 }

@@ -6,12 +6,22 @@
 
 enum { exit_interrupted = 130 };
 
-static hd_status check(const struct hd_options *o) {
+/* Of a file that is written at the end. */
+static hd_status check_output(const char *path) {
     bool is_there;
+    if (!path) return HD_OK;
+    HD_TRY(hd_output_check(path, &is_there));
+    return hd_output_try(path);
+}
+
+static hd_status check(const struct hd_options *o) {
     HD_TRY(hd_load_check_goodput(o));
-    if (!o->load_save) return HD_OK;
-    HD_TRY(hd_output_check(o->load_save, &is_there));
-    return hd_output_try(o->load_save);
+    HD_TRY(check_output(o->load_save));
+    HD_TRY(check_output(o->load_plot));
+    if (o->load_plot && o->load_save && strcmp(o->load_plot, o->load_save) == 0)
+        return HD_FAIL(INVALID, "--plot and --save-result: expected two files, found \"%s\" twice",
+                       o->load_plot);
+    return HD_OK;
 }
 
 static hd_status need_an_answer(const hd_load_run *r) {
@@ -35,6 +45,7 @@ int hd_bench_serve(const struct hd_options *o, int n_arg) {
     }
     if (s == HD_OK) s = hd_load_report(r);
     if (s == HD_OK && o->load_save) s = hd_load_save(r, o->load_save);
+    if (s == HD_OK && o->load_plot) s = hd_load_plot(r, o->load_plot);
     if (s == HD_OK && !r->is_interrupted) s = need_an_answer(r);
     int rc = s != HD_OK          ? hd_command_error(&hd_cmd_bench)
              : r->is_interrupted ? exit_interrupted

@@ -18,7 +18,7 @@ static const char *const outcome_name[] = {
 };
 
 static const double quantile[] = {0.5, 0.9, 0.99};
-enum { n_quantile = HD_COUNT_OF(quantile), n_slo = 3 };
+enum { n_quantile = HD_COUNT_OF(quantile), n_slo = 3, class_max = 16 };
 
 struct summary {
     int n;
@@ -39,11 +39,21 @@ static const struct metric {
 };
 enum { n_metric = HD_COUNT_OF(metrics) };
 
+/* One class of a trace. */
+struct class_totals {
+    const char *name;
+    int n_sent, n_ok, n_good;
+    struct summary metric[n_slo];
+};
+
 struct totals {
     int n[HD_LOAD_OUTCOME_COUNT], status[status_max], n_wrong_length, n_good;
     double n_input, n_output, slo_ms[n_slo]; /* 0: no bound */
     bool has_slo;
     struct summary metric[n_metric], gap;
+    struct class_totals
+        class_of[class_max]; /* in the order of the trace; later ones are left out */
+    int n_class;
 };
 
 /* ---- inter-token gaps ---- */
@@ -90,21 +100,31 @@ static bool has_metric(const hd_load_result *r, const struct metric *m) {
     return is_of_it && r->n_output >= m->n_token_min;
 }
 
-int hd_load_sorted(const hd_load_run *r, enum hd_load_metric metric, double *v) {
-    const struct metric *m = &metrics[metric];
+static bool is_of_class(const hd_load_run *r, int ix, const char *service) {
+    return !service || strcmp(r->plan->item[ix].service, service) == 0;
+}
+
+/* service: a class, or NULL for all. */
+static int sort_values(const hd_load_run *r, const struct metric *m, const char *service,
+                       double *v) {
     int n = 0;
     for (int i = 0; i < r->plan->n; i++)
-        if (has_metric(&r->result[i], m)) v[n++] = value_of(&r->result[i], m);
+        if (has_metric(&r->result[i], m) && is_of_class(r, i, service))
+            v[n++] = value_of(&r->result[i], m);
     qsort(v, (size_t)n, sizeof *v, compare);
     return n;
+}
+
+int hd_load_sorted(const hd_load_run *r, enum hd_load_metric metric, double *v) {
+    return sort_values(r, &metrics[metric], NULL, v);
 }
 
 const char *hd_load_title(enum hd_load_metric metric) { return metrics[metric].title; }
 
 /* Percentiles by the nearest rank. */
-static struct summary of_metric(const hd_load_run *r, int metric) {
+static struct summary of_metric(const hd_load_run *r, const struct metric *m, const char *service) {
     double *v = hd_alloc_zero((size_t)r->plan->n, sizeof *v), sum = 0;
-    struct summary s = {.n = hd_load_sorted(r, (enum hd_load_metric)metric, v)};
+    struct summary s = {.n = sort_values(r, m, service, v)};
     if (s.n > 0) {
         for (int i = 0; i < s.n; i++) sum += v[i];
         s.mean = sum / s.n;
@@ -147,12 +167,24 @@ static bool is_good(const hd_load_result *r, const double *slo_ms) {
     return r->outcome == HD_LOAD_OK;
 }
 
+static void add_to_class(const hd_load_run *r, int ix, struct totals *t) {
+    int c = 0;
+    while (c < t->n_class && !is_of_class(r, ix, t->class_of[c].name)) c++;
+    if (c == class_max) return;
+    if (c == t->n_class) t->class_of[t->n_class++].name = r->plan->item[ix].service;
+    struct class_totals *to = &t->class_of[c];
+    to->n_sent += r->result[ix].outcome != HD_LOAD_UNSENT;
+    to->n_ok += r->result[ix].outcome == HD_LOAD_OK;
+    to->n_good += is_good(&r->result[ix], t->slo_ms);
+}
+
 static hd_status add_up(const hd_load_run *r, struct totals *t) {
     *t = (struct totals){.has_slo = r->o->load_goodput.n > 0, .gap = of_histogram(&r->gap)};
     HD_TRY(read_slo(r->o, t->slo_ms));
     for (int i = 0; i < r->plan->n; i++) {
         const hd_load_result *one = &r->result[i];
         t->n[one->outcome]++;
+        add_to_class(r, i, t);
         if (one->outcome == HD_LOAD_REJECTED || one->outcome == HD_LOAD_STATUS)
             t->status[one->status > 0 && one->status < status_max ? one->status : 0]++;
         if (one->outcome != HD_LOAD_OK) continue;
@@ -161,7 +193,10 @@ static hd_status add_up(const hd_load_run *r, struct totals *t) {
         if (one->n_output != r->plan->item[i].n_output) t->n_wrong_length++;
         if (is_good(one, t->slo_ms)) t->n_good++;
     }
-    for (int m = 0; m < n_metric; m++) t->metric[m] = of_metric(r, m);
+    for (int c = 0; c < t->n_class; c++)
+        for (int m = 0; m < n_slo; m++)
+            t->class_of[c].metric[m] = of_metric(r, &metrics[m], t->class_of[c].name);
+    for (int m = 0; m < n_metric; m++) t->metric[m] = of_metric(r, &metrics[m], NULL);
     return HD_OK;
 }
 
@@ -170,6 +205,17 @@ static hd_status add_up(const hd_load_run *r, struct totals *t) {
 static void print_row(const char *title, const struct summary *s) {
     printf("%-24s %10.2f %10.2f %10.2f %10.2f %10.2f\n", title, s->mean * 1e3, s->at[0] * 1e3,
            s->at[1] * 1e3, s->at[2] * 1e3, s->max * 1e3);
+}
+
+static void print_classes(const struct totals *t) {
+    printf("\n%-24s %8s %8s %8s %12s %12s %12s\n", "class", "sent", "ok", "good", "ttft p50 ms",
+           "ttft p99 ms", "e2el p99 ms");
+    for (int i = 0; i < t->n_class; i++) {
+        const struct class_totals *c = &t->class_of[i];
+        printf("%-24s %8d %8d %8d %12.2f %12.2f %12.2f\n", hd_show(hd_str_of(c->name)), c->n_sent,
+               c->n_ok, c->n_good, c->metric[HD_LOAD_TTFT].at[0] * 1e3,
+               c->metric[HD_LOAD_TTFT].at[2] * 1e3, c->metric[HD_LOAD_E2EL].at[2] * 1e3);
+    }
 }
 
 static void print(const hd_load_run *r, const struct totals *t) {
@@ -195,6 +241,7 @@ static void print(const hd_load_run *r, const struct totals *t) {
         if (t->metric[m].n > 0) print_row(metrics[m].title, &t->metric[m]);
         if (m == HD_LOAD_TPOT && t->gap.n > 0) print_row("inter-token", &t->gap);
     }
+    if (t->n_class > 1) print_classes(t);
 }
 
 /* ---- for programs ---- */
@@ -238,6 +285,23 @@ static void write_counts(const hd_load_run *r, const struct totals *t, hd_json *
     write_count(j, "wrong_length", t->n_wrong_length);
 }
 
+static void write_classes(const struct totals *t, hd_json *j) {
+    hd_json_key(j, "classes");
+    hd_json_array(j);
+    for (int i = 0; i < t->n_class; i++) {
+        const struct class_totals *c = &t->class_of[i];
+        hd_json_object(j);
+        hd_json_key(j, "class");
+        hd_json_str_c(j, c->name);
+        write_count(j, "sent", c->n_sent);
+        write_count(j, "completed", c->n_ok);
+        if (t->has_slo) write_count(j, "good", c->n_good);
+        for (int m = 0; m < n_slo; m++) write_summary(j, metrics[m].key, &c->metric[m]);
+        hd_json_object_end(j);
+    }
+    hd_json_array_end(j);
+}
+
 static void write_object(const hd_load_run *r, const struct totals *t, hd_json *j) {
     double s = r->seconds > 0 ? r->seconds : 1;
     hd_json_object(j);
@@ -264,6 +328,7 @@ static void write_object(const hd_load_run *r, const struct totals *t, hd_json *
     }
     for (int m = 0; m < n_metric; m++) write_summary(j, metrics[m].key, &t->metric[m]);
     write_summary(j, "itl_ms", &t->gap);
+    if (t->n_class > 1) write_classes(t, j);
     hd_json_object_end(j);
 }
 

@@ -172,9 +172,10 @@ test('a wait for a free place counts from the planned arrival', async () => {
 });
 
 test('groups share their prefix; text where ids are refused', async () => {
-    const trace = file(HEADER, '0,20,2,a,16,', '0,20,2,b,16,', '0.01,18,2,a,16,');
+    const trace = file(HEADER, '0,20,2,a,16,chat', '0,20,2,b,16,', '0.01,18,2,a,16,chat');
     const s = await stub(whole);
-    await report(s.url, '--trace', trace, '--seed', '3');
+    const all = await report(s.url, '--trace', trace, '--seed', '3', '--goodput', 'e2el:1e8');
+    assert.deepEqual(all.classes.map((c) => [c.class, c.sent, c.completed, c.good, c.e2el_ms.n]), [['chat', 2, 2, 2, 2], ['', 1, 1, 1, 1]]);
     const heads = s.bodies.slice(1).map((b) => [b.prompt.length, b.prompt.slice(0, 16).join()]);
     assert.deepEqual(heads.map(([n]) => n).sort(), [18, 20, 20]);
     assert.equal(new Set(heads.map(([, h]) => h)).size, 2);

@@ -6,39 +6,24 @@
 #include <string.h>
 
 /* Every marker that markup may hold. */
-static const char *const markers[] = {HD_BOS,
-                                      HD_EOS,
-                                      HD_USER,
-                                      HD_ASSISTANT,
-                                      HD_SYSTEM,
-                                      HD_REMINDER,
-                                      "<think>",
-                                      "</think>",
-                                      "<|EOT|>",
-                                      "｜DSML｜",
-                                      "<｜tool▁calls▁begin｜>",
-                                      "<｜tool▁calls▁end｜>",
-                                      "<｜tool▁call▁begin｜>",
-                                      "<｜tool▁call▁end｜>",
-                                      "<｜tool▁sep｜>",
-                                      "<｜tool▁outputs▁begin｜>",
-                                      "<｜tool▁outputs▁end｜>",
-                                      "<｜tool▁output▁begin｜>",
-                                      "<｜tool▁output▁end｜>",
-                                      "<｜action｜>",
-                                      "<｜query｜>",
-                                      "<｜authority｜>",
-                                      "<｜domain｜>",
-                                      "<｜title｜>",
-                                      "<｜read_url｜>"};
+static const char *const markers[] = {
+    HD_BOS,       HD_EOS,     HD_USER,        HD_ASSISTANT, HD_SYSTEM,     HD_REMINDER, HD_THINK,
+    HD_THINK_END, HD_EOT,     HD_DSML,        HD_CALLS,     HD_CALLS_END,  HD_CALL,     HD_CALL_END,
+    HD_SEP,       HD_OUTPUTS, HD_OUTPUTS_END, HD_OUTPUT,    HD_OUTPUT_END,
+#define ROW(name) HD_TASK_MARKER(name),
+    HD_TASKS(ROW)
+#undef ROW
+};
 _Static_assert(HD_COUNT_OF(markers) <= HD_CHAT_MARKER_MAX, "a writer has an id for each");
 
 const char *hd_chat_task_marker(hd_str task) {
     static const struct {
         const char *task, *marker;
-    } all[] = {{"action", "<｜action｜>"},       {"query", "<｜query｜>"},
-               {"authority", "<｜authority｜>"}, {"domain", "<｜domain｜>"},
-               {"title", "<｜title｜>"},         {"read_url", "<｜read_url｜>"}};
+    } all[] = {
+#define ROW(name) {#name, HD_TASK_MARKER(name)},
+        HD_TASKS(ROW)
+#undef ROW
+    };
     for (size_t i = 0; i < HD_COUNT_OF(all); i++)
         if (hd_str_eq_c(task, all[i].task)) return all[i].marker;
     return NULL;
@@ -231,8 +216,7 @@ void hd_chat_markup(hd_chat_writer *w, const char *text) {
 static void ban_calls(const hd_chat_encoding *e, const hd_tokenizer *t, const hd_chat_prompt *p,
                       hd_chat_start *start) {
     static const char *const token[][HD_CHAT_BANNED_MAX] = {
-        [HD_TOOLS_TOKENS] = {"<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"},
-        [HD_TOOLS_DSML] = {"｜DSML｜"}};
+        [HD_TOOLS_TOKENS] = {HD_CALLS, HD_CALL}, [HD_TOOLS_DSML] = {HD_DSML}};
     bool has_calls = p->n_tool > 0;
     for (size_t i = 0; i < p->n_message; i++) has_calls |= p->message[i].n_call > 0;
     bool may_call = p->n_tool > 0 && p->tool_choice != HD_TOOL_NONE;

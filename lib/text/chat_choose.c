@@ -31,19 +31,19 @@ static bool is_preview(const hd_chat_evidence *v) {
 
 static struct choice by_template(const hd_chat_evidence *v) {
     const hd_str s = v->chat_template;
-    if (has(s, "｜DSML｜") && has(s, "function_calls"))
+    if (has(s, HD_DSML) && has(s, "function_calls"))
         return (struct choice){"deepseek_v3.2", "its template writes DSML function_calls"};
-    if (has(s, "｜DSML｜ calls") || (has(s, "｜DSML｜") && has(s, HD_SYSTEM)))
+    if (has(s, "｜DSML｜ calls") || (has(s, HD_DSML) && has(s, HD_SYSTEM)))
         return (struct choice){"deepseek_v4.1",
                                "its template writes DSML with a space in its tags"};
-    if (has(s, "｜DSML｜"))
+    if (has(s, HD_DSML))
         return is_preview(v) ? (struct choice){"deepseek_v4_preview",
                                                "its template writes DSML, it is named a preview"}
                              : (struct choice){"deepseek_v4", "its template writes DSML"};
-    if (has(s, "### Instruction:") && has(s, "<|EOT|>"))
+    if (has(s, "### Instruction:") && has(s, HD_EOT))
         return (struct choice){"deepseek_coder", "its template writes ### Instruction:"};
     if (has(s, HD_ASSISTANT) || has(s, HD_USER)) {
-        bool thinks = has(s, "</think>");
+        bool thinks = has(s, HD_THINK_END);
         if (thinks && !has(s, "```json"))
             return (struct choice){"deepseek_v3.1",
                                    "its template writes </think>, and calls without a fence"};
@@ -64,15 +64,15 @@ static struct choice by_template(const hd_chat_evidence *v) {
 static struct choice by_tokens(const hd_chat_evidence *v) {
     const hd_tokenizer *t = v->tokenizer;
     bool is_v32 = hd_str_eq_c(v->arch, "deepseek_v32") || hd_str_eq_c(v->arch, "deepseek32");
-    if (has_token(t, "｜DSML｜") && has_token(t, HD_SYSTEM))
+    if (has_token(t, HD_DSML) && has_token(t, HD_SYSTEM))
         return (struct choice){"deepseek_v4.1",
                                "no template; it has the tokens ｜DSML｜, <｜System｜>"};
-    if (has_token(t, "｜DSML｜"))
+    if (has_token(t, HD_DSML))
         return is_preview(v)
                    ? (struct choice){"deepseek_v4_preview",
                                      "no template; the token ｜DSML｜, and a preview's name"}
                    : (struct choice){"deepseek_v4", "no template; it has the token ｜DSML｜"};
-    if (has_token(t, HD_USER) && has_token(t, "<think>")) {
+    if (has_token(t, HD_USER) && has_token(t, HD_THINK)) {
         if (is_v32)
             return (struct choice){"deepseek_v3.2",
                                    "no template, as V3.2 comes, and its architecture"};

@@ -269,7 +269,7 @@ static size_t write_user_turn(walk *x, size_t from) {
 /* ---- messages ---- */
 
 static void write_think(walk *x, bool thinks) {
-    hd_chat_markup(x->w, thinks ? "<think>" : "</think>");
+    hd_chat_markup(x->w, thinks ? HD_THINK : HD_THINK_END);
 }
 
 /* What makes the model answer what is pending. */

@@ -3,14 +3,8 @@
 #define HD_TEXT_CHAT_IMPL_H
 
 #include "text/chat.h"
+#include "text/markers.h"
 #include "text/tool_parser.h"
-
-#define HD_BOS "<｜begin▁of▁sentence｜>"
-#define HD_EOS "<｜end▁of▁sentence｜>"
-#define HD_USER "<｜User｜>"
-#define HD_ASSISTANT "<｜Assistant｜>"
-#define HD_SYSTEM "<｜System｜>"
-#define HD_REMINDER "<｜latest_reminder｜>"
 
 enum { HD_CHAT_MARKER_MAX = 40 };
 

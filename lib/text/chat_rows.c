@@ -3,19 +3,6 @@
  * encoder beside the model (since V3.2). docs/chat.md has the table for people. */
 #include "text/chat_impl.h"
 
-#define CALLS "<｜tool▁calls▁begin｜>"
-#define CALLS_END "<｜tool▁calls▁end｜>"
-#define CALL "<｜tool▁call▁begin｜>"
-#define CALL_END "<｜tool▁call▁end｜>"
-#define SEP "<｜tool▁sep｜>"
-#define OUTPUTS "<｜tool▁outputs▁begin｜>"
-#define OUTPUTS_END "<｜tool▁outputs▁end｜>"
-#define OUTPUT "<｜tool▁output▁begin｜>"
-#define OUTPUT_END "<｜tool▁output▁end｜>"
-#define EOT "<|EOT|>"
-#define THINK "<think>"
-#define THINK_END "</think>"
-
 /* ---- V1, V2: bos, then {system}⏎⏎, User: {text}⏎⏎, Assistant: {text}eos ---- */
 
 static const char *const text_marker[] = {HD_BOS, HD_EOS, NULL};
@@ -32,13 +19,13 @@ static const hd_chat_turns v2_turns = {
 
 /* ---- coder instruct V1. The official default system text is not added ---- */
 
-static const char *const coder_marker[] = {HD_BOS, EOT, NULL};
+static const char *const coder_marker[] = {HD_BOS, HD_EOT, NULL};
 static const hd_chat_turns coder_turns = {
     .systems = HD_SYSTEMS_IN_PLACE,
     .user = "### Instruction:\n",
     .user_end = "\n",
     .past = "### Response:\n",
-    .past_end = "\n" EOT "\n",
+    .past_end = "\n" HD_EOT "\n",
     .answers_any = true,
     .answer = "### Response:\n",
 };
@@ -47,26 +34,26 @@ static const hd_chat_turns coder_turns = {
 
 /* clang-format off */
 #define FENCED_TOOLS                                                                               \
-    .tools = "\n\n## Tools\n\n### Function\n\nYou have the following functions available:\n\n",      \
+    .tools = "\n\n## Tools\n\n### Function\n\nYou have the following functions available:\n\n",    \
     .tool = "```json\n",                                                                           \
     .tool_end = "\n```\n",                                                                         \
     .tool_format =                                                                                 \
         "\nTo call a function, end your reply with a block in exactly this format:\n"              \
-        CALLS CALL "function" SEP "FUNCTION_NAME\n"                                                \
-        "```json\n{\"argument\": \"value\"}\n```" CALL_END CALLS_END "\n\n"                          \
+        HD_CALLS HD_CALL "function" HD_SEP "FUNCTION_NAME\n"                                       \
+        "```json\n{\"argument\": \"value\"}\n```" HD_CALL_END HD_CALLS_END "\n\n"                  \
         "FUNCTION_NAME is one of the functions above. The fence holds one JSON object: the "       \
         "arguments, as the function's parameters describe them. Several calls stand in the same "  \
-        "block, each between " CALL " and " CALL_END ", separated by a new line.",                 \
-    .calls = CALLS,                                                                                \
-    .calls_end = CALLS_END,                                                                        \
-    .call = CALL "function" SEP,                                                                   \
+        "block, each between " HD_CALL " and " HD_CALL_END ", separated by a new line.",           \
+    .calls = HD_CALLS,                                                                             \
+    .calls_end = HD_CALLS_END,                                                                     \
+    .call = HD_CALL "function" HD_SEP,                                                             \
     .call_args = "\n```json\n",                                                                    \
-    .call_end = "\n```" CALL_END,                                                                  \
+    .call_end = "\n```" HD_CALL_END,                                                               \
     .call_join = "\n",                                                                             \
-    .outputs = OUTPUTS,                                                                            \
-    .outputs_end = OUTPUTS_END,                                                                    \
-    .output = OUTPUT,                                                                              \
-    .output_end = OUTPUT_END,                                                                      \
+    .outputs = HD_OUTPUTS,                                                                         \
+    .outputs_end = HD_OUTPUTS_END,                                                                 \
+    .output = HD_OUTPUT,                                                                           \
+    .output_end = HD_OUTPUT_END,                                                                   \
     .output_join = "\n"
 /* clang-format on */
 
@@ -83,44 +70,44 @@ static const hd_chat_turns v3_turns = {
 
 #define R1_TURNS                                                                                   \
     .system_join = "\n\n", .user = HD_USER, .past = HD_ASSISTANT, .past_end = HD_EOS,              \
-    .answers_any = true, .drop = HD_DROP_TO_LAST, .answer_thinking = HD_ASSISTANT THINK "\n",      \
-    .think = THINK "\n", .think_end = "\n" THINK_END "\n\n", FENCED_TOOLS
+    .answers_any = true, .drop = HD_DROP_TO_LAST, .answer_thinking = HD_ASSISTANT HD_THINK "\n",   \
+    .think = HD_THINK "\n", .think_end = "\n" HD_THINK_END "\n\n", FENCED_TOOLS
 
-static const char *const r1_marker[] = {HD_BOS, HD_EOS,    HD_USER, HD_ASSISTANT,
-                                        THINK,  THINK_END, NULL};
+static const char *const r1_marker[] = {HD_BOS,   HD_EOS,       HD_USER, HD_ASSISTANT,
+                                        HD_THINK, HD_THINK_END, NULL};
 static const hd_chat_turns r1_turns = {R1_TURNS};
 static const hd_chat_turns distill_turns = {.systems = HD_SYSTEMS_LAST_ONLY, R1_TURNS};
 
 /* ---- V3.1: </think> before every answer that does not think ---- */
 
-static const char *const v31_marker[] = {HD_BOS,    HD_EOS, HD_USER, HD_ASSISTANT, THINK,
-                                         THINK_END, CALLS,  CALL,    SEP,          NULL};
+static const char *const v31_marker[] = {HD_BOS,       HD_EOS,   HD_USER, HD_ASSISTANT, HD_THINK,
+                                         HD_THINK_END, HD_CALLS, HD_CALL, HD_SEP,       NULL};
 static const hd_chat_turns v31_turns = {
     .system_join = "\n\n",
     .user = HD_USER,
-    .past = HD_ASSISTANT THINK_END,
+    .past = HD_ASSISTANT HD_THINK_END,
     .past_end = HD_EOS,
     .drop = HD_DROP_TO_FIRST,
-    .answer = HD_ASSISTANT THINK_END,
-    .answer_thinking = HD_ASSISTANT THINK,
-    .think = THINK,
-    .think_end = THINK_END,
+    .answer = HD_ASSISTANT HD_THINK_END,
+    .answer_thinking = HD_ASSISTANT HD_THINK,
+    .think = HD_THINK,
+    .think_end = HD_THINK_END,
     .tools = "\n\n## Tools\nYou have access to the following tools:\n",
     .tool_format =
-        "\nIMPORTANT: ALWAYS adhere to this exact format for tool use:\n" CALLS CALL
-        "tool_call_name" SEP "tool_call_arguments" CALL_END "{additional_tool_calls}" CALLS_END
-        "\n\nWhere:\n"
+        "\nIMPORTANT: ALWAYS adhere to this exact format for tool use:\n" HD_CALLS HD_CALL
+        "tool_call_name" HD_SEP "tool_call_arguments" HD_CALL_END
+        "{additional_tool_calls}" HD_CALLS_END "\n\nWhere:\n"
         "- `tool_call_name` must be an exact match to one of the available tools\n"
         "- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters "
         "Schema\n"
         "- For multiple tool calls, chain them directly without separators or spaces",
-    .calls = CALLS,
-    .calls_end = CALLS_END,
-    .call = CALL,
-    .call_args = SEP,
-    .call_end = CALL_END,
-    .output = OUTPUT,
-    .output_end = OUTPUT_END,
+    .calls = HD_CALLS,
+    .calls_end = HD_CALLS_END,
+    .call = HD_CALL,
+    .call_args = HD_SEP,
+    .call_end = HD_CALL_END,
+    .output = HD_OUTPUT,
+    .output_end = HD_OUTPUT_END,
 };
 
 /* ---- V3.2: DSML as plain text ---- */
@@ -163,7 +150,7 @@ static const hd_chat_dsml v32_dsml = {
         "<function_results>\n"
         "...\n"
         "</function_results>\n\n"
-        THINK "...thinking about results" THINK_END "\n\n"
+        HD_THINK "...thinking about results" HD_THINK_END "\n\n"
         "Here are the functions available in JSONSchema format:\n"
         "<functions>\n",
     .tools_end = "</functions>\n",
@@ -185,10 +172,10 @@ static const hd_chat_dsml v32_dsml = {
     .tools =                                                                                       \
         "## Tools\n\n"                                                                             \
         "You have access to a set of tools to help answer the user's question. You can invoke "    \
-        "tools by writing a \"" TAG S B ">\" block like the following:\n\n"                         \
+        "tools by writing a \"" TAG S B ">\" block like the following:\n\n"                        \
         TAG S B ">\n"                                                                              \
         TAG S "invoke name=\"$TOOL_NAME\">\n"                                                      \
-        TAG S "parameter name=\"$PARAMETER_NAME\" string=\"true|false\">$PARAMETER_VALUE"           \
+        TAG S "parameter name=\"$PARAMETER_NAME\" string=\"true|false\">$PARAMETER_VALUE"          \
         END S "parameter>\n"                                                                       \
         "...\n"                                                                                    \
         END S "invoke>\n"                                                                          \
@@ -199,9 +186,9 @@ static const hd_chat_dsml v32_dsml = {
         "String parameters should be specified as is and set `string=\"true\"`. For all other "    \
         "types (numbers, booleans, arrays, objects), pass the value in JSON format and set "       \
         "`string=\"false\"`.\n\n"                                                                  \
-        "If thinking_mode is enabled (triggered by " THINK "), you MUST output your complete "     \
-        "reasoning inside " THINK "..." THINK_END " BEFORE any tool calls or final response.\n\n"  \
-        "Otherwise, output directly after " THINK_END " with tool calls or final response.\n\n"    \
+        "If thinking_mode is enabled (triggered by " HD_THINK "), you MUST output your complete "  \
+        "reasoning inside " HD_THINK "..." HD_THINK_END " BEFORE any tool calls or final response.\n\n" \
+        "Otherwise, output directly after " HD_THINK_END " with tool calls or final response.\n\n" \
         "### Available Tool Schemas\n\n",                                                          \
     .tools_end =                                                                                   \
         "\nYou MUST strictly follow the above defined tool name and parameter schemas to invoke "  \
@@ -211,8 +198,8 @@ static const hd_chat_dsml v32_dsml = {
     .has_user_turns = true
 /* clang-format on */
 
-static const char *const v41_marker[] = {HD_BOS, HD_EOS,    HD_USER,   HD_ASSISTANT,
-                                         THINK,  THINK_END, HD_SYSTEM, NULL};
+static const char *const v41_marker[] = {HD_BOS,   HD_EOS,       HD_USER,   HD_ASSISTANT,
+                                         HD_THINK, HD_THINK_END, HD_SYSTEM, NULL};
 static const hd_chat_dsml v4_dsml = {V4_TOOLS("tool_calls", ""), .effort = HD_EFFORT_WORDS};
 static const hd_chat_dsml preview_dsml = {V4_TOOLS("tool_calls", ""), .effort = HD_EFFORT_MAX_ONLY};
 static const hd_chat_dsml v41_dsml = {V4_TOOLS("calls", " "), .effort = HD_EFFORT_NUMBER,
@@ -222,7 +209,7 @@ static const hd_chat_dsml v41_dsml = {V4_TOOLS("calls", " "), .effort = HD_EFFOR
 
 static const char *const no_token[] = {NULL};
 static const char *const end_at_user[] = {HD_USER, NULL};
-static const char *const end_at_eot[] = {EOT, NULL};
+static const char *const end_at_eot[] = {HD_EOT, NULL};
 
 const hd_chat_encoding hd_chat_rows[] = {
     {.name = "deepseek_v2",

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-static const char think_end[] = "</think>";
+static const char think_end[] = HD_THINK_END;
 
 /* What follows the first or the last </think>; all of it when there is none. */
 static hd_str without_reasoning(hd_str s, enum hd_chat_drop drop) {

@@ -20,7 +20,7 @@
 enum part { part_reasoning, part_content, part_marker };
 enum where { at_start, after_open, in_reasoning, in_content };
 enum { utf8_tail_max = 3, marker_max = 8, newline_max = 64, added_flag = 4 };
-static const char open_text[] = "<think>", close_text[] = "</think>", replacement[] = "\uFFFD";
+static const char open_text[] = HD_THINK, close_text[] = HD_THINK_END, replacement[] = "\uFFFD";
 
 struct stop {
     char *text;

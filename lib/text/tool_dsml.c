@@ -4,11 +4,12 @@
 
 #include "base/mem.h"
 #include "text/json_text.h"
+#include "text/markers.h"
 
 #include <string.h>
 #include <xxhash.h>
 
-#define DSML "｜DSML｜"
+#define DSML HD_DSML
 
 void hd_tool_dsml_init(hd_tool_parser *p, const hd_tokenizer *t) {
     static const char *const value_end[] = {"</" DSML "parameter>", "</" DSML " parameter>"};

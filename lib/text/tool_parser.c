@@ -4,6 +4,7 @@
 
 #include "base/mem.h"
 #include "text/json_text.h"
+#include "text/markers.h"
 
 #include <string.h>
 
@@ -229,8 +230,7 @@ static void copy_tools(hd_tool_parser *p, const hd_text_stream_options *o) {
 
 hd_tool_parser *hd_tool_parser_new(enum hd_tool_format f, const hd_tokenizer *t,
                                    const hd_text_stream_options *o, size_t put_max) {
-    static const char *const hidden[] = {"<｜User｜>", "<｜Assistant｜>", "<think>", "</think>",
-                                         "｜DSML｜"};
+    static const char *const hidden[] = {HD_USER, HD_ASSISTANT, HD_THINK, HD_THINK_END, HD_DSML};
     hd_tool_parser *p = hd_alloc_zero(1, sizeof *p);
     size_t room = put_max + HD_TOOL_HELD_MAX;
     p->format = f;

@@ -2,21 +2,22 @@
 #include "text/tool_parser_impl.h"
 
 #include "text/json_text.h"
+#include "text/markers.h"
 
 void hd_tool_tokens_init(hd_tool_parser *p, const hd_tokenizer *t) {
     static const struct {
         const char *text;
         enum hd_tool_marker_kind kind;
     } all[] = {
-        {"<｜tool▁calls▁begin｜>", HD_MARK_BLOCK},
-        {"<｜tool▁calls▁end｜>", HD_MARK_BLOCK_END},
-        {"<｜tool▁call▁begin｜>", HD_MARK_CALL},
-        {"<｜tool▁call▁end｜>", HD_MARK_CALL_END},
-        {"<｜tool▁sep｜>", HD_MARK_SEP},
-        {"<｜tool▁outputs▁begin｜>", HD_MARK_HIDDEN},
-        {"<｜tool▁outputs▁end｜>", HD_MARK_HIDDEN},
-        {"<｜tool▁output▁begin｜>", HD_MARK_HIDDEN},
-        {"<｜tool▁output▁end｜>", HD_MARK_HIDDEN},
+        {HD_CALLS, HD_MARK_BLOCK},
+        {HD_CALLS_END, HD_MARK_BLOCK_END},
+        {HD_CALL, HD_MARK_CALL},
+        {HD_CALL_END, HD_MARK_CALL_END},
+        {HD_SEP, HD_MARK_SEP},
+        {HD_OUTPUTS, HD_MARK_HIDDEN},
+        {HD_OUTPUTS_END, HD_MARK_HIDDEN},
+        {HD_OUTPUT, HD_MARK_HIDDEN},
+        {HD_OUTPUT_END, HD_MARK_HIDDEN},
     };
     for (size_t i = 0; i < HD_COUNT_OF(all); i++)
         hd_tool_add_marker(p, t, all[i].text, NULL, all[i].kind);

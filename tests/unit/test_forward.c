@@ -63,7 +63,8 @@ typedef struct loaded {
     int n_vocab;
 } loaded;
 
-static loaded open_family(const char *backend, const char *family, enum hd_format kv_format) {
+static hd_status try_family(const char *backend, const char *family, enum hd_format kv_format,
+                            loaded *out) {
     loaded l = {.opt = {.n_row_max = 96,
                         .n_seq_max = 9,
                         .n_out_max = 96,
@@ -78,8 +79,14 @@ static loaded open_family(const char *backend, const char *family, enum hd_forma
     hd_hparams hp;
     assert_ok(hd_hparams_read(l.checkpoint, &hp));
     if (hp.n_ctx < l.opt.n_pos_max) l.opt.n_pos_max = hp.n_ctx;
-    assert_ok(hd_model_open(l.checkpoint, &l.dev, &l.opt, NULL, NULL, &l.model));
-    l.n_vocab = hd_model_hparams(l.model)->n_vocab;
+    hd_status opened = hd_model_open(l.checkpoint, &l.dev, &l.opt, NULL, NULL, &l.model);
+    if (opened == HD_OK) l.n_vocab = hd_model_hparams(l.model)->n_vocab;
+    *out = l;
+    return opened;
+}
+static loaded open_family(const char *backend, const char *family, enum hd_format kv_format) {
+    loaded l;
+    assert_ok(try_family(backend, family, kv_format, &l));
     return l;
 }
 /* Forms of attention that give different bits: latent attention has two. */
@@ -91,6 +98,25 @@ static void close_family(loaded *l) {
     hd_model_close(l->model);
     hd_dev_close(&l->dev);
     hd_checkpoint_close(l->checkpoint);
+}
+
+/* Families in a format that a chosen backend does not read are left out, with the reason. */
+static int set_up(void **state) {
+    list_families(state);
+    int n = n_family;
+    n_family = 0;
+    for (int i = 0; i < n; i++) {
+        loaded l;
+        hd_status s = try_family(backends[0].backend, family_names[i], HD_F32, &l);
+        close_family(&l);
+        if (s == HD_E_UNSUPPORTED && getenv("HADAL_TEST_BACKEND")) {
+            print_message("%s skipped: %s\n", family_names[i], hd_error_text());
+            continue;
+        }
+        assert_int_equal(s, HD_OK);
+        memmove(family_names[n_family++], family_names[i], sizeof family_names[0]);
+    }
+    return 0;
 }
 
 struct sink {
@@ -250,7 +276,7 @@ static int32_t *random_ids(int n, uint64_t seed) {
     int32_t *id = malloc((size_t)n * sizeof *id);
     for (int i = 0; i < n; i++) {
         seed = seed * 6364136223846793005u + 1442695040888963407u;
-        id[i] = (int32_t)(seed >> 40) % 320;
+        id[i] = (int32_t)(seed >> 40) % 200; /* the smallest vocabulary's */
     }
     return id;
 }
@@ -267,11 +293,12 @@ static void assert_same_bits(const loaded *l, const float *a, const float *b, in
 static void every_split_gives_the_same_bits(void **state) {
     (void)state;
     const enum hd_format formats[] = {HD_F32, HD_BF16, HD_F16};
-    static const char *const families[] = {"v3-yarn-mscale-pair", "llama", "llama-mha", "qwen2"};
     int32_t *id = random_ids(90, 7);
-    for (size_t c = 0; c < HD_COUNT_OF(backends) * HD_COUNT_OF(families); c++)
-        for (size_t f = 0; f < HD_COUNT_OF(formats); f++) {
-            loaded l = open_family(backends[c % 2].backend, families[c / 2], formats[f]);
+    for (size_t c = 0; c < HD_COUNT_OF(backends) * (size_t)n_family; c++) {
+        const char *family = family_names[c / 2];
+        bool has_all = strcmp(family, "v3-yarn-mscale-pair") == 0 || strcmp(family, "llama") == 0;
+        for (size_t f = 0; f < (has_all ? HD_COUNT_OF(formats) : 1); f++) {
+            loaded l = open_family(backends[c % 2].backend, family, formats[f]);
             for (int form = HD_MLA_ABSORBED; form < n_forms(&l); form++) {
                 float *whole = logits_of(&l, id, 90, (way){form, 0, 0, 1});
                 int stride = formats[f] == HD_F32 ? 1 : 9; /* the type is read back either way */
@@ -289,6 +316,7 @@ static void every_split_gives_the_same_bits(void **state) {
             }
             close_family(&l);
         }
+    }
     free(id);
 }
 
@@ -555,5 +583,5 @@ int main(void) {
         cmocka_unit_test(a_tied_output_reads_the_embedding),
         cmocka_unit_test(sizes_and_plan_are_told),
     };
-    return cmocka_run_group_tests(tests, list_families, NULL);
+    return cmocka_run_group_tests(tests, set_up, NULL);
 }

@@ -49,65 +49,6 @@ void hd_cuda_now_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
     hd_cuda_run_mla_finish(a, c->kv, c->stream);
 }
 
-/* Whether units of attention get a task each: few rows, long sequences, room for the parts. */
-static float *part_of(const hd_cuda *c, const hd_cuda_attn *a) {
-    size_t floats = (size_t)a->n_row * (size_t)a->n_unit * (size_t)a->n_head;
-    floats *= (size_t)a->n_v + 2;
-    bool is_wide = a->n_row * a->n_head_kv >= c->prop.multiProcessorCount;
-    return a->n_unit > 1 && !is_wide && floats <= c->part_floats ? c->part : NULL;
-}
-
-/* Rows row0 .. row0 + n of the batch. Both forms are computed as absorbed: equal but for rounding,
- * and the same for a position however often it is computed. */
-static void attend_wave(hd_cuda *c, const struct hd_op_mla_attn *a, int row0, int n) {
-    size_t h = (size_t)a->n_head, q_width = (size_t)a->n_nope + (size_t)a->n_rope;
-    size_t n_c = (size_t)a->n_c, n_v = (size_t)a->n_v;
-    const float *q = a->q + (size_t)row0 * h * q_width;
-    hd_cuda_mul into = mul_of(a->k_b, q, c->q_abs, n);
-    into.ldx = h * q_width, into.x_mat = q_width;
-    into.ldy = h * n_c, into.y_mat = n_c;
-    hd_cuda_run_mul(&into, 1, c->stream);
-    hd_cuda_attn attn = {.q0 = c->q_abs,
-                         .ldq0 = n_c,
-                         .n_q0 = a->n_c,
-                         .q1 = q + a->n_nope,
-                         .ldq1 = q_width,
-                         .keys = a->cache,
-                         .values = a->cache,
-                         .out = c->u,
-                         .pos = a->batch->pos + row0,
-                         .row_seq = a->batch->row_seq + row0,
-                         .seq_page0 = a->batch->seq_page0,
-                         .page = a->batch->page,
-                         .page_tok = a->batch->page_tok,
-                         .ld_kv = n_c + (size_t)a->n_rope,
-                         .format = a->kv_format,
-                         .n_key = a->n_c + a->n_rope,
-                         .n_v = a->n_c,
-                         .n_head = a->n_head,
-                         .n_head_kv = 1,
-                         .n_row = n,
-                         .n_unit = c->n_unit,
-                         .scale = a->scale};
-    attn.part = part_of(c, &attn);
-    hd_cuda_run_attn(&attn, c->stream);
-    hd_cuda_mul out = mul_of(a->v_b, c->u, a->out + (size_t)row0 * h * n_v, n);
-    out.ldx = h * n_c, out.x_mat = n_c;
-    out.ldy = h * n_v, out.y_mat = n_v;
-    hd_cuda_run_mul(&out, 1, c->stream);
-}
-
-void hd_cuda_now_mla_attn(void *ctx, const struct hd_op_mla_attn *args) {
-    hd_cuda *c = ctx;
-    int n_row = args->batch->n_row;
-    HD_ASSERT(n_row <= c->limits.n_row && args->n_head <= c->limits.n_head);
-    HD_ASSERT(args->n_c <= c->limits.n_c && args->batch == &c->batch);
-    for (int row0 = 0; row0 < n_row; row0 += c->n_wave) {
-        int n = n_row - row0 < c->n_wave ? n_row - row0 : c->n_wave;
-        attend_wave(c, args, row0, n);
-    }
-}
-
 void hd_cuda_now_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
     hd_cuda *c = ctx;
     const struct hd_op_gqa_qkv *a = args;
@@ -125,34 +66,6 @@ void hd_cuda_now_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
                                mul_of(a->v, c->normed, v, n_row)};
     hd_cuda_run_mul(kv, 2, c->stream);
     hd_cuda_run_gqa_finish(a, k, v, c->stream);
-}
-
-void hd_cuda_now_gqa_attn(void *ctx, const struct hd_op_gqa_attn *args) {
-    hd_cuda *c = ctx;
-    const struct hd_op_gqa_attn *a = args;
-    HD_ASSERT(a->batch->n_row <= c->limits.n_row && a->batch == &c->batch);
-    hd_cuda_attn attn = {.q0 = a->q,
-                         .ldq0 = (size_t)a->d_head,
-                         .n_q0 = a->d_head,
-                         .keys = a->keys,
-                         .values = a->values,
-                         .out = a->out,
-                         .pos = a->batch->pos,
-                         .row_seq = a->batch->row_seq,
-                         .seq_page0 = a->batch->seq_page0,
-                         .page = a->batch->page,
-                         .page_tok = a->batch->page_tok,
-                         .ld_kv = (size_t)a->n_head_kv * (size_t)a->d_head,
-                         .format = a->kv_format,
-                         .n_key = a->d_head,
-                         .n_v = a->d_head,
-                         .n_head = a->n_head,
-                         .n_head_kv = a->n_head_kv,
-                         .n_row = a->batch->n_row,
-                         .n_unit = c->n_unit,
-                         .scale = a->scale};
-    attn.part = part_of(c, &attn);
-    hd_cuda_run_attn(&attn, c->stream);
 }
 
 void hd_cuda_now_proj_add(void *ctx, const struct hd_op_proj_add *args) {

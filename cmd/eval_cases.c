@@ -24,7 +24,9 @@ struct one_case {
 enum { MISS_MAX = 4096 };
 struct result { /* of one way to compute the prompts */
     double logit_max, logit_sum, logit_max_relative, nll_max;
+    double kl_sum, kl_max; /* of the last logits, from the reference */
     int64_t n_logit;
+    int n_last;
     int n_arg_max, n_arg_max_equal, n_arg_max_wrong, n_greedy, n_greedy_equal, n_greedy_wrong;
     int n_row, n_row_equal;
     uint64_t hash; /* of all prompt logits, whatever their order */
@@ -139,6 +141,20 @@ static hd_status read_cases(const struct hd_eval *e, const char *path, struct on
 
 /* ---- comparing ---- */
 
+/* Kullback-Leibler divergence of softmax(logits) from softmax(c->last_logits), nats. */
+static void compare_distributions(struct result *r, const struct one_case *c, const float *logits,
+                                  int n) {
+    double base_sum = hd_eval_log_sum_exp(c->last_logits, n);
+    double sum = hd_eval_log_sum_exp(logits, n), kl = 0;
+    for (int i = 0; i < n; i++) {
+        double log_p = (double)c->last_logits[i] - base_sum;
+        kl += exp(log_p) * (log_p - ((double)logits[i] - sum));
+    }
+    r->kl_sum += kl;
+    r->n_last++;
+    if (!(kl <= r->kl_max)) r->kl_max = kl; /* NaN is taken */
+}
+
 static void compare_last(struct result *r, const struct one_case *c, const float *logits, int n) {
     double mean = 0, variance = 0, max = 0;
     for (int i = 0; i < n; i++) mean += (double)c->last_logits[i] / n;
@@ -180,7 +196,10 @@ static void compare_prompt(struct run *u, struct one_case *c, int pos, const flo
         double error = fabs(nll - c->nll[pos]);
         if (!(error <= r->nll_max)) r->nll_max = error;
     }
-    if (c->last_logits && pos + 1 == c->n_tok) compare_last(r, c, logits, n_vocab);
+    if (c->last_logits && pos + 1 == c->n_tok) {
+        compare_last(r, c, logits, n_vocab);
+        compare_distributions(r, c, logits, n_vocab);
+    }
 }
 
 static void on_logits(void *user, int seq, int pos, const float *logits) {
@@ -236,10 +255,13 @@ static int count_wrong(const double *margin, int n, double error) {
 
 /* ---- telling ---- */
 
+static double kl_mean(const struct result *r) { return r->n_last ? r->kl_sum / r->n_last : 0; }
+
 static void print_result(const char *way, const struct result *r) {
-    printf("  %-14s logits: max error %.3g, mean %.3g, max / std %.3g; nll: max error %.3g\n", way,
-           r->logit_max, r->n_logit ? r->logit_sum / (double)r->n_logit : 0, r->logit_max_relative,
-           r->nll_max);
+    printf("  %-14s logits: max error %.3g, mean %.3g, max / std %.3g; nll: max error %.3g; KL "
+           "divergence mean %.3g, max %.3g\n",
+           way, r->logit_max, r->n_logit ? r->logit_sum / (double)r->n_logit : 0,
+           r->logit_max_relative, r->nll_max, kl_mean(r), r->kl_max);
     printf("  %-14s arg-max %d of %d equal, %d wrong beyond the margin; greedy %d of %d, %d wrong; "
            "%s (logits hash %016" PRIx64 ")\n",
            "", r->n_arg_max_equal, r->n_arg_max, r->n_arg_max_wrong, r->n_greedy_equal, r->n_greedy,
@@ -259,6 +281,8 @@ static void write_result(hd_json *j, const char *way, const struct result *r) {
         {"logit_mean_error", r->n_logit ? r->logit_sum / (double)r->n_logit : 0},
         {"logit_max_error_over_std", r->logit_max_relative},
         {"nll_max_error", r->nll_max},
+        {"kl_mean", kl_mean(r)},
+        {"kl_max", r->kl_max},
         {"arg_max", r->n_arg_max},
         {"arg_max_equal", r->n_arg_max_equal},
         {"arg_max_wrong", r->n_arg_max_wrong},

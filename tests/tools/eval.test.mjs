@@ -27,6 +27,7 @@ for (const family of families) {
     assert.deepEqual(ways.map((w) => w.way), ['whole', 'chunks of 7', 'token by token']);
     for (const w of ways) {
       assert.ok(w.logit_max_error_over_std < 1e-4, `${w.way}: ${w.logit_max_error_over_std}`);
+      assert.ok(w.kl_max >= 0 && w.kl_max < 1e-8, `${w.way}: divergence ${w.kl_max}`);
       assert.equal(w.arg_max_wrong + w.greedy_wrong, 0);
       assert.equal(w.arg_max, sum(reference, (c) => c.ids.length));
       assert.equal(w.greedy, sum(reference, (c) => c.greedy?.length ?? 0));

@@ -47,6 +47,8 @@ void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c) {
     c->backend = o->backend;
     c->isa = o->isa;
     c->cuda_library = o->cuda_library;
+    c->dtype = o->dtype;
+    c->deterministic = o->deterministic;
     c->n_thread = o->threads;
     c->max_model_len = smaller_nonzero(o->max_model_len, o->max_attention_window_size);
     c->max_num_seqs = o->max_num_seqs;

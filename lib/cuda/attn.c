@@ -21,7 +21,8 @@ static void run_heads(hd_cuda *c, const hd_weight *w, const float *x, size_t x_w
                                    .y = y,
                                    .ldy = n_head * y_width,
                                    .y_mat = y_width,
-                                   .n_row = n_row},
+                                   .n_row = n_row,
+                                   .is_rounded = hd_cuda_rounds(c, m->format)},
                     1, c->stream);
 }
 

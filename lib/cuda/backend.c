@@ -54,8 +54,9 @@ static hd_status open_queue(hd_cuda *c) {
 }
 
 static hd_status open_cuda(const hd_dev_config *config, void **ctx) {
-    (void)config;
     hd_cuda *c = hd_alloc_zero(1, sizeof *c);
+    c->compute = config->compute;
+    c->is_deterministic = config->is_deterministic;
     c->graphs = hd_cuda_graphs_new();
     hd_status s = check_device(c);
     if (s == HD_OK) s = open_queue(c);
@@ -82,8 +83,8 @@ static bool supports(void *ctx, enum hd_op op, enum hd_format f) {
 }
 
 static const char *kernel(void *ctx, enum hd_op op, enum hd_format f) {
-    (void)ctx;
     if (op == HD_OP_embed) return "decode";
+    if (op != HD_OP_route && hd_cuda_rounds(ctx, f)) return "mma-bf16, 1 product";
     return f == HD_F32   ? "mma-bf16, 6 products"
            : f == HD_F16 ? "mma-bf16, 5 products"
                          : "mma-bf16, 3 products";

@@ -22,6 +22,8 @@ typedef struct hd_cuda {
     int driver; /* version, 1000*major + 10*minor */
     cudaStream_t stream;
     hd_dev_limits limits;
+    enum hd_compute compute;
+    bool is_deterministic; /* level 1 everywhere: kernels.h */
     hd_cuda_graphs *graphs;
     hd_cuda_stage stage[HD_CUDA_STAGES];
     int stage_ix;
@@ -51,6 +53,11 @@ typedef struct hd_cuda {
 static inline const hd_cuda_mat *hd_cuda_mat_of(const hd_weight *w) {
     HD_ASSERT(w->prepared);
     return (const hd_cuda_mat *)w->prepared;
+}
+
+/* Whether products with weights of this format round their inputs to BF16 once. */
+static inline bool hd_cuda_rounds(const hd_cuda *c, enum hd_format f) {
+    return c->compute == HD_COMPUTE_BFLOAT16 || (c->compute == HD_COMPUTE_AUTO && f != HD_F32);
 }
 
 /* Records what failed; HD_OK for cudaSuccess. */

@@ -145,7 +145,7 @@ template <> struct codec<HD_MXFP4> { // e8m0 scale, qs[16] of e2m1
     }
 };
 
-template <int F>
+template <int F, int N>
 static __device__ __forceinline__ void weight_terms(const unsigned char *row, int k,
                                                     uint32_t t[][4]) {
     if constexpr (F == HD_BF16) {
@@ -154,6 +154,6 @@ static __device__ __forceinline__ void weight_terms(const unsigned char *row, in
     } else {
         float v[8];
         codec<F>::values8(row, k, v);
-        split8<codec<F>::terms>(v, t);
+        split8<N>(v, t);
     }
 }

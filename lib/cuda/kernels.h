@@ -3,9 +3,10 @@
  * Every pointer inside the structs is the device's. A launcher enqueues and returns; errors are
  * sticky in the CUDA runtime and found by the next copy.
  *
- * Numbers. Products run on the tensor cores as sums of BF16 terms: a float is the sum of up to
- * three of them, each the rest of rounding those before. BF16 and MXFP4 weights are one term, F16
- * ones two and F32 ones three, all exact; other quantised weights are two, right to 2^-17.
+ * Numbers. Products run on the tensor cores. Those that round take inputs and weights rounded to
+ * BF16 once; the others are sums of BF16 terms, right to float32's accuracy: a float is the sum of
+ * up to three of them, each the rest of rounding those before. BF16 and MXFP4 weights are one term,
+ * F16 ones two and F32 ones three, all exact; other quantised weights are two, right to 2^-17.
  * Activations are three terms against exact weights, two against rounded ones. Products of terms
  * that are below the last one kept are left out.
  *
@@ -63,6 +64,7 @@ typedef struct hd_cuda_mul {
     float *y;             /* row r of matrix m: y + m*y_mat + r*ldy */
     size_t ldx, x_mat, ldy, y_mat;
     enum hd_cuda_into into;
+    bool is_rounded; /* inputs and weights to BF16: one term each */
     int n_row;
     const hd_cuda_tile *tile; /* NULL: dense */
     const int *n_tile;

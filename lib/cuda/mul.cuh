@@ -11,9 +11,12 @@
 
 constexpr int FEW = HD_CUDA_FEW_ROWS, MANY = HD_CUDA_MANY_ROWS, SLICES = HD_CUDA_SLICES;
 
-// Against weights that are exact in their terms; quantised ones are rounded to 16 bits themselves.
+// Terms of weights, and of inputs against them: three where the weights are exact in their terms,
+// two where they are rounded to 16 bits themselves. R: rounded, one of each.
+template <int F, bool R> constexpr int w_terms = R ? 1 : codec<F>::terms;
 template <int F>
-constexpr int x_terms = F == HD_F32 || F == HD_F16 || F == HD_BF16 || F == HD_MXFP4 ? 3 : 2;
+constexpr bool is_exact = F == HD_F32 || F == HD_F16 || F == HD_BF16 || F == HD_MXFP4;
+template <int F, bool R> constexpr int x_terms = R ? 1 : is_exact<F> ? 3 : 2;
 
 static __device__ __forceinline__ int padded(int n_in) { return (n_in + 31) / 32 * 32; }
 static __device__ __forceinline__ int slice_length(int n_in) {
@@ -71,9 +74,9 @@ struct mul_pair {
 };
 
 // NM matrices: 1, or W and `up`, which share the inputs.
-template <int F, int NM>
+template <int F, bool R, int NM>
 __global__ void __launch_bounds__(256) mul_few(const __grid_constant__ mul_pair p) {
-    constexpr int NW = codec<F>::terms, NX = x_terms<F>;
+    constexpr int NW = w_terms<F, R>, NX = x_terms<F, R>;
     __shared__ float part[NM][SLICES][FEW][17];
     bool is_second = (int)blockIdx.y >= p.split;
     const hd_cuda_mul &m = p.m[is_second];
@@ -101,8 +104,8 @@ __global__ void __launch_bounds__(256) mul_few(const __grid_constant__ mul_pair 
             int k = min(k0 + 32 * u, k1 - 32) + 8 * t;
 #pragma unroll
             for (int j = 0; j < NM; j++) {
-                weight_terms<F>(w[j][0], k, a[u][j]);
-                weight_terms<F>(w[j][1], k, b[u][j]);
+                weight_terms<F, NW>(w[j][0], k, a[u][j]);
+                weight_terms<F, NW>(w[j][1], k, b[u][j]);
             }
         }
         if (is_whole) {
@@ -141,8 +144,8 @@ __global__ void __launch_bounds__(256) mul_few(const __grid_constant__ mul_pair 
 // What a thread moves a block of 32 inputs: two pieces of eight of the weights and of the rows.
 template <int NW, int NX> struct moved { uint32_t w[2][NW][4], x[2][NX][4]; };
 
-template <int F> __global__ void __launch_bounds__(128) mul_many(const hd_cuda_mul m) {
-    constexpr int NW = codec<F>::terms, NX = x_terms<F>;
+template <int F, bool R> __global__ void __launch_bounds__(128) mul_many(const hd_cuda_mul m) {
+    constexpr int NW = w_terms<F, R>, NX = x_terms<F, R>;
     __shared__ uint4 sw[2][NW][MANY * 4], sx[2][NX][MANY * 4];
     hd_cuda_tile tile;
     if (!find_tile(m, MANY, &tile)) return;
@@ -161,7 +164,7 @@ template <int F> __global__ void __launch_bounds__(128) mul_many(const hd_cuda_m
         int k = step * 32 + tid % 4 * 8;
 #pragma unroll
         for (int u = 0; u < 2; u++) {
-            weight_terms<F>(w[u], k, in.w[u]);
+            weight_terms<F, NW>(w[u], k, in.w[u]);
             float_terms<NX>(x[u], k, n_in, in.x[u]);
         }
     };
@@ -240,7 +243,7 @@ static unsigned tiles_of(const hd_cuda_mul *m, int n_each) {
     return (unsigned)(m->tile != nullptr ? m->n_tile_max : (m->n_row + n_each - 1) / n_each);
 }
 
-template <int F> static void launch_few(const hd_cuda_mul *m, int n, cudaStream_t stream) {
+template <int F, bool R> static void launch_few(const hd_cuda_mul *m, int n, cudaStream_t stream) {
     mul_pair p = {{m[0], m[n - 1]}, (m[0].w.n_out + 15) / 16};
     dim3 grid(tiles_of(m, FEW), (unsigned)p.split, (unsigned)(m->tile != nullptr ? 1 : m->w.n_mat));
     if (n == 2) {
@@ -249,37 +252,41 @@ template <int F> static void launch_few(const hd_cuda_mul *m, int n, cudaStream_
     }
     if (grid.x == 0) return;
     if (m->up.data != nullptr)
-        HD_LAUNCH((mul_few<F, 2>), grid, 256, 0, stream, p);
+        HD_LAUNCH((mul_few<F, R, 2>), grid, 256, 0, stream, p);
     else
-        HD_LAUNCH((mul_few<F, 1>), grid, 256, 0, stream, p);
+        HD_LAUNCH((mul_few<F, R, 1>), grid, 256, 0, stream, p);
 }
 
-template <int F> static void launch_many(const hd_cuda_mul *m, cudaStream_t stream) {
+template <int F, bool R> static void launch_many(const hd_cuda_mul *m, cudaStream_t stream) {
     dim3 grid(tiles_of(m, MANY), (unsigned)((m->w.n_out + MANY - 1) / MANY),
               (unsigned)(m->tile != nullptr ? 1 : m->w.n_mat));
-    if (grid.x > 0) HD_LAUNCH(mul_many<F>, grid, 128, 0, stream, *m);
+    if (grid.x > 0) HD_LAUNCH((mul_many<F, R>), grid, 128, 0, stream, *m);
 }
 
-// n products of one format, all with `up` or all without; two: of one matrix each, or of tiles.
-template <int F> static void launch_mul(const hd_cuda_mul *m, int n, cudaStream_t stream) {
+// n products of one format and rounding, all with `up` or all without; two: of one matrix each, or
+// of tiles.
+template <int F, bool R> static void launch_mul(const hd_cuda_mul *m, int n, cudaStream_t stream) {
     if (is_few(&m[0]) && is_few(&m[n - 1])) {
-        launch_few<F>(m, n, stream);
+        launch_few<F, R>(m, n, stream);
         return;
     }
     for (int i = 0; i < n; i++) {
         hd_cuda_mul one = m[i];
         one.up.data = nullptr;
         if (is_few(&m[i]))
-            launch_few<F>(&m[i], 1, stream);
+            launch_few<F, R>(&m[i], 1, stream);
         else
-            launch_many<F>(&one, stream);
+            launch_many<F, R>(&one, stream);
         if (is_few(&m[i]) || m[i].up.data == nullptr) continue;
         one.w = m[i].up, one.into = HD_CUDA_SWIGLU;
-        launch_many<F>(&one, stream);
+        launch_many<F, R>(&one, stream);
     }
 }
 
 #define HD_CUDA_MUL_OF(F)                                                                          \
     extern "C" void hd_cuda_mul_##F(const hd_cuda_mul *m, int n, cudaStream_t stream) {            \
-        launch_mul<F>(m, n, stream);                                                               \
+        if (m->is_rounded)                                                                         \
+            launch_mul<F, true>(m, n, stream);                                                     \
+        else                                                                                       \
+            launch_mul<F, false>(m, n, stream);                                                    \
     }

@@ -2,15 +2,21 @@
 #include "cuda/cuda.h"
 
 /* y[n_row, ldy] = W x for the rows of x[n_row, ldx]. */
-static hd_cuda_mul mul_of(const hd_weight *w, const float *x, float *y, int n_row) {
+static hd_cuda_mul mul_of(const hd_cuda *c, const hd_weight *w, const float *x, float *y,
+                          int n_row) {
     const hd_cuda_mat *m = hd_cuda_mat_of(w);
-    return (hd_cuda_mul){
-        .w = *m, .x = x, .ldx = (size_t)m->n_in, .y = y, .ldy = (size_t)m->n_out, .n_row = n_row};
+    return (hd_cuda_mul){.w = *m,
+                         .x = x,
+                         .ldx = (size_t)m->n_in,
+                         .y = y,
+                         .ldy = (size_t)m->n_out,
+                         .n_row = n_row,
+                         .is_rounded = hd_cuda_rounds(c, m->format)};
 }
 
 static void run_mul(hd_cuda *c, const hd_weight *w, const float *x, float *y, int n_row,
                     enum hd_cuda_into into) {
-    hd_cuda_mul m = mul_of(w, x, y, n_row);
+    hd_cuda_mul m = mul_of(c, w, x, y, n_row);
     m.into = into;
     hd_cuda_run_mul(&m, 1, c->stream);
 }
@@ -34,8 +40,8 @@ void hd_cuda_now_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
                            .n_row = n_row,
                            .n = a->d_model});
     const hd_cuda_mul in[2] = {
-        mul_of(a->q ? a->q : a->q_a, c->normed, a->q ? a->q_out : c->a, n_row),
-        mul_of(a->kv_a, c->normed, c->kv, n_row)};
+        mul_of(c, a->q ? a->q : a->q_a, c->normed, a->q ? a->q_out : c->a, n_row),
+        mul_of(c, a->kv_a, c->normed, c->kv, n_row)};
     hd_cuda_run_mul(in, 2, c->stream);
     if (!a->q) {
         norm(c, (hd_cuda_norm){.x = c->a,
@@ -62,8 +68,8 @@ void hd_cuda_now_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
                            .n = a->d_model});
     float *k = c->kv, *v = c->kv + (size_t)n_row * (size_t)a->k->n_out;
     run_mul(c, a->q, c->normed, a->q_out, n_row, HD_CUDA_STORE);
-    const hd_cuda_mul kv[2] = {mul_of(a->k, c->normed, k, n_row),
-                               mul_of(a->v, c->normed, v, n_row)};
+    const hd_cuda_mul kv[2] = {mul_of(c, a->k, c->normed, k, n_row),
+                               mul_of(c, a->v, c->normed, v, n_row)};
     hd_cuda_run_mul(kv, 2, c->stream);
     hd_cuda_run_gqa_finish(a, k, v, c->stream);
 }
@@ -73,9 +79,9 @@ void hd_cuda_now_proj_add(void *ctx, const struct hd_op_proj_add *args) {
 }
 
 /* out = silu(gate x) * (up x) */
-static hd_cuda_mul gated(const hd_weight *gate, const hd_weight *up, const float *x, float *out,
-                         int n_row) {
-    hd_cuda_mul m = mul_of(gate, x, out, n_row);
+static hd_cuda_mul gated(const hd_cuda *c, const hd_weight *gate, const hd_weight *up,
+                         const float *x, float *out, int n_row) {
+    hd_cuda_mul m = mul_of(c, gate, x, out, n_row);
     m.up = *hd_cuda_mat_of(up);
     return m;
 }
@@ -89,7 +95,7 @@ void hd_cuda_now_ffn(void *ctx, const struct hd_op_ffn *args) {
                            .eps = args->eps,
                            .n_row = args->n_row,
                            .n = args->d_model});
-    hd_cuda_mul in = gated(args->gate, args->up, c->normed, c->a, args->n_row);
+    hd_cuda_mul in = gated(c, args->gate, args->up, c->normed, c->a, args->n_row);
     hd_cuda_run_mul(&in, 1, c->stream);
     run_mul(c, args->down, c->a, args->x, args->n_row, HD_CUDA_ADD);
 }
@@ -103,7 +109,9 @@ void hd_cuda_now_route(void *ctx, const struct hd_op_route *args) {
                            .eps = args->eps,
                            .n_row = args->n_row,
                            .n = args->d_model});
-    run_mul(c, args->router, args->normed, c->score, args->n_row, HD_CUDA_STORE);
+    hd_cuda_mul score = mul_of(c, args->router, args->normed, c->score, args->n_row);
+    score.is_rounded = false; /* a choice is discontinuous */
+    hd_cuda_run_mul(&score, 1, c->stream);
     hd_cuda_run_select(args, c->score, c->stream);
 }
 
@@ -128,17 +136,17 @@ void hd_cuda_now_moe(void *ctx, const struct hd_op_moe *args) {
     int n_busy = n_pick < n_expert ? n_pick : n_expert;
     /* The routed experts and the shared one side by side. */
     int n_mul = a->shared_gate ? 2 : 1;
-    hd_cuda_mul m[2] = {gated(a->gate, a->up, a->normed, c->hidden, n_pick)};
+    hd_cuda_mul m[2] = {gated(c, a->gate, a->up, a->normed, c->hidden, n_pick)};
     m[0].x_row = c->row_of;
     m[0].tile = c->tile, m[0].n_tile = c->n_tile, m[0].tile_rows = tile_rows;
     m[0].n_tile_max = n_pick / tile_rows + n_busy;
-    if (a->shared_gate) m[1] = gated(a->shared_gate, a->shared_up, a->normed, c->a, a->n_row);
+    if (a->shared_gate) m[1] = gated(c, a->shared_gate, a->shared_up, a->normed, c->a, a->n_row);
     hd_cuda_run_mul(m, n_mul, c->stream);
-    hd_cuda_mul down = mul_of(a->down, c->hidden, c->picked, n_pick);
+    hd_cuda_mul down = mul_of(c, a->down, c->hidden, c->picked, n_pick);
     down.tile = m[0].tile, down.n_tile = m[0].n_tile;
     down.tile_rows = tile_rows, down.n_tile_max = m[0].n_tile_max;
     m[0] = down;
-    if (a->shared_gate) m[1] = mul_of(a->shared_down, c->a, c->shared, a->n_row);
+    if (a->shared_gate) m[1] = mul_of(c, a->shared_down, c->a, c->shared, a->n_row);
     hd_cuda_run_mul(m, n_mul, c->stream);
     hd_cuda_run_combine(&(hd_cuda_combine){.y = c->picked,
                                            .weight = a->weight,

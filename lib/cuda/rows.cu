@@ -19,7 +19,7 @@ static void run_format(const hd_cuda_mul *m, int n, cudaStream_t stream) {
 extern "C" void hd_cuda_run_mul(const hd_cuda_mul *m, int n, cudaStream_t stream) {
     bool is_one_format = true;
     for (int i = 0; i < n; i++) {
-        is_one_format &= m[i].w.format == m->w.format;
+        is_one_format &= m[i].w.format == m->w.format && m[i].is_rounded == m->is_rounded;
         is_one_format &= m[i].up.data == nullptr || m[i].up.format == m->w.format;
     }
     if (is_one_format) {

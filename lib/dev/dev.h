@@ -15,11 +15,22 @@
 #include "base/buf.h"
 #include "dev/op.h"
 
+/* What a GPU's products compute with: sums of BF16 terms that are as right as float32, or inputs
+ * and weights rounded to BF16 once; sums are float32 either way, and the router's product is always
+ * the former (its choice is discontinuous). AUTO: float32 for F32 weights, bfloat16 for others. ref
+ * and cpu compute in one way each. */
+enum hd_compute { HD_COMPUTE_AUTO, HD_COMPUTE_FLOAT32, HD_COMPUTE_BFLOAT16 };
+
 typedef struct hd_dev_config {
     int n_thread;             /* 0: one per available core */
     const char *isa;          /* "auto", "avx512", "avx2", "scalar" */
     const char *cuda_library; /* path of the cuda backend; NULL: look for it (dev/plugin.h) */
+    enum hd_compute compute;
+    bool is_deterministic; /* level 1 on a GPU, too, where that costs speed */
 } hd_dev_config;
+
+/* "auto", "float32", "bfloat16" (vLLM's names); NULL: auto. */
+HD_MUST_CHECK hd_status hd_compute_of(const char *name, enum hd_compute *out);
 
 /* The largest shapes any op call will have. */
 typedef struct hd_dev_limits {

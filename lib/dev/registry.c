@@ -57,6 +57,16 @@ hd_status hd_dev_open(const char *name, const hd_dev_config *config, hd_dev *out
     return unknown_name(name);
 }
 
+hd_status hd_compute_of(const char *name, enum hd_compute *out) {
+    static const char *const names[] = {"auto", "float32", "bfloat16"};
+    *out = HD_COMPUTE_AUTO;
+    for (size_t i = 0; name && i < HD_COUNT_OF(names); i++) {
+        *out = (enum hd_compute)i;
+        if (strcmp(name, names[i]) == 0) return HD_OK;
+    }
+    return name ? HD_FAIL(INVALID, "dtype \"%s\": auto, float32 or bfloat16", name) : HD_OK;
+}
+
 void hd_dev_close(hd_dev *d) {
     if (d->ops) d->ops->close(d->ctx);
     *d = (hd_dev){0};

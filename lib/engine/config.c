@@ -5,6 +5,7 @@ void hd_engine_config_init(hd_engine_config *c) {
     *c = (hd_engine_config){
         .backend = "auto",
         .isa = "auto",
+        .dtype = "auto",
         .max_num_seqs = 64,
         .max_num_batched_tokens = 512,
         .enable_chunked_context = true,

@@ -60,10 +60,9 @@ void test_weight_free(hd_weight *w) {
     free(w);
 }
 
-const char *test_backend(void) { return getenv("HADAL_TEST_BACKEND"); }
-
 static hd_status open_level(const char *isa, int n_thread, hd_dev *out) {
-    hd_dev_config config = {.n_thread = n_thread, .isa = isa};
+    hd_dev_config config = test_dev_config();
+    config.n_thread = n_thread, config.isa = isa;
     return hd_dev_open(test_backend() ? test_backend() : "cpu", &config, out);
 }
 

@@ -4,9 +4,8 @@
 #ifndef HD_TEST_OP_DATA_H
 #define HD_TEST_OP_DATA_H
 
+#include "support/backend.h"
 #include "support/check.h"
-
-#include "dev/dev.h"
 
 double test_uniform(void); /* [-1, 1), one sequence a process */
 int test_below(int n);     /* 0 .. n-1 */
@@ -17,9 +16,8 @@ float *test_copy(const float *p, size_t n);
 hd_weight *test_weight(enum hd_format f, int n_in, int n_out, int n_mat);
 void test_weight_free(hd_weight *w);
 
-/* The backend under test, from HADAL_TEST_BACKEND; NULL: the cpu. */
-const char *test_backend(void);
-/* Whether it reads weights of this format; says so when not. */
+/* Whether the backend under test (the cpu where none is named) reads weights of this format; says
+ * so when not. */
 bool test_has_format(enum hd_format f);
 
 /* The cpu backend at the levels this machine has (others are named on stdout as skipped), or the

@@ -1,6 +1,7 @@
 /* The forward pass against reference logits of small random models (tests/golden/families), and the
  * promise of determinism: whatever is computed together, in whatever pieces, gives the same bits.
  */
+#include "support/backend.h"
 #include "support/check.h"
 
 #include "model/score.h"
@@ -22,11 +23,12 @@ static struct {
 /* With HADAL_TEST_BACKEND all of this is about that one; without its device there is nothing to do.
  */
 static void choose_backend(void) {
-    const char *name = getenv("HADAL_TEST_BACKEND");
+    const char *name = test_backend();
+    const hd_dev_config config = test_dev_config();
     hd_dev d;
     if (!name) return;
     backends[0].backend = backends[1].backend = name;
-    if (hd_dev_open(name, NULL, &d) == HD_OK) {
+    if (hd_dev_open(name, &config, &d) == HD_OK) {
         hd_dev_close(&d);
         return;
     }
@@ -75,7 +77,8 @@ static hd_status try_family(const char *backend, const char *family, enum hd_for
     char path[128];
     snprintf(path, sizeof path, "tests/golden/families/%s", family);
     assert_ok(hd_checkpoint_open(test_path(path), &l.checkpoint));
-    assert_ok(hd_dev_open(backend, NULL, &l.dev));
+    const hd_dev_config config = test_dev_config();
+    assert_ok(hd_dev_open(backend, &config, &l.dev));
     hd_hparams hp;
     assert_ok(hd_hparams_read(l.checkpoint, &hp));
     if (hp.n_ctx < l.opt.n_pos_max) l.opt.n_pos_max = hp.n_ctx;
@@ -109,7 +112,7 @@ static int set_up(void **state) {
         loaded l;
         hd_status s = try_family(backends[0].backend, family_names[i], HD_F32, &l);
         close_family(&l);
-        if (s == HD_E_UNSUPPORTED && getenv("HADAL_TEST_BACKEND")) {
+        if (s == HD_E_UNSUPPORTED && test_backend()) {
             print_message("%s skipped: %s\n", family_names[i], hd_error_text());
             continue;
         }

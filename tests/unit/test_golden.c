@@ -1,5 +1,6 @@
 /* The embedded model on the oracle against its golden file: the 20 best logits after every prompt,
  * and all greedy tokens. The file was made by an independent implementation in float32. */
+#include "support/backend.h"
 #include "support/check.h"
 
 #include "model/score.h"
@@ -89,8 +90,9 @@ static void logits_and_greedy_tokens(enum hd_mla_form form) {
                           .page_tok = 16,
                           .kv_format = HD_F32};
     assert_ok(hd_checkpoint_open(test_path("models/mini/mini-bf16.gguf"), &c));
-    const char *backend = getenv("HADAL_TEST_BACKEND");
-    hd_status opened = hd_dev_open(backend ? backend : "ref", NULL, &dev);
+    const char *backend = test_backend();
+    const hd_dev_config config = test_dev_config();
+    hd_status opened = hd_dev_open(backend ? backend : "ref", &config, &dev);
     if (backend && opened != HD_OK) {
         printf("skipped: %s\n", hd_error_text());
         exit(77);

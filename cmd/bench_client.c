@@ -185,13 +185,37 @@ static void choose_model(struct client *c, const struct answer *a) {
     json_decref(root);
 }
 
-static void write_body(const struct client *c, const hd_load_item *item, hd_buf *out) {
+/* A prompt as JSON: a list of token ids, or text of about as many tokens. */
+static void write_prompt(const hd_trace_item *item, bool is_text, hd_json *j) {
+    static const char *const word[] = {" one", " day", " the", " man", " saw", " two",
+                                       " new", " red", " and", " old", " big", " sea",
+                                       " sun", " was", " not", " all"};
+    int32_t *token = hd_alloc_zero((size_t)item->n_prompt, sizeof *token);
+    hd_buf text;
+    hd_buf_init(&text, (size_t)HD_TRACE_TOKEN_MAX * 4);
+    hd_trace_prompt(item, token);
+    if (!is_text) hd_json_array(j);
+    for (int i = 0; i < item->n_prompt; i++) {
+        if (is_text)
+            hd_buf_add_c(&text, word[(size_t)token[i] % HD_COUNT_OF(word)]);
+        else
+            hd_json_int(j, token[i]);
+    }
+    if (is_text)
+        hd_json_str(j, text.ptr, text.len);
+    else
+        hd_json_array_end(j);
+    hd_buf_fini(&text);
+    hd_free(token);
+}
+
+static void write_body(const struct client *c, const hd_trace_item *item, hd_buf *out) {
     hd_json j = hd_json_begin(out);
     hd_json_object(&j);
     hd_json_key(&j, "model");
     hd_json_str_c(&j, c->r->model);
     hd_json_key(&j, "prompt");
-    hd_load_prompt(item, c->r->is_text, &j);
+    write_prompt(item, c->r->is_text, &j);
     hd_json_key(&j, "max_tokens");
     hd_json_int(&j, item->n_output);
     static const char rest[] = ",\"ignore_eos\":true,\"temperature\":0,\"stream\":true,"
@@ -202,7 +226,7 @@ static void write_body(const struct client *c, const hd_load_item *item, hd_buf 
 /* One token for a prompt that is not of the load: tells whether there is a server, and whether it
  * takes ids. */
 static hd_status try_server(struct client *c) {
-    static const hd_load_item first = {.n_prompt = 4, .n_output = 1};
+    static const hd_trace_item first = {.n_prompt = 4, .n_output = 1};
     struct answer a = {0};
     hd_buf body;
     hd_buf_init(&a.body, 1 << 20);
@@ -272,8 +296,8 @@ static void on_reap(evutil_socket_t fd, short what, void *user) {
         TAILQ_REMOVE(&c->over, call, link);
         free_call(call);
     }
-    hd_progress(NULL, "requests", (double)c->n_over / c->r->plan->n);
-    if (c->n_over == c->r->plan->n)
+    hd_progress(NULL, "requests", (double)c->n_over / c->r->trace->n);
+    if (c->n_over == c->r->trace->n)
         event_base_loopbreak(c->base);
     else
         send_due(c); /* those that --max-concurrency held back */
@@ -295,7 +319,7 @@ static void take_tokens(struct call *call) {
 
 static int count_of(const json_t *usage, const char *key) {
     json_int_t v = json_integer_value(json_object_get(usage, key));
-    return v < 0 ? 0 : v > HD_LOAD_TOKEN_MAX ? HD_LOAD_TOKEN_MAX : (int)v;
+    return v < 0 ? 0 : v > HD_TRACE_TOKEN_MAX ? HD_TRACE_TOKEN_MAX : (int)v;
 }
 
 /* An event of the stream: tokens, usage, an error, or the end. */
@@ -374,7 +398,7 @@ static void on_limit(evutil_socket_t fd, short what, void *user) {
 }
 
 static void send_one(struct client *c, int ix) {
-    const hd_load_item *item = &c->r->plan->item[ix];
+    const hd_trace_item *item = &c->r->trace->item[ix];
     double timeout_s = c->r->o->load_timeout;
     struct call *call = hd_alloc_zero(1, sizeof *call);
     struct timeval limit = to_timeval(timeout_s);
@@ -401,7 +425,7 @@ static void send_one(struct client *c, int ix) {
 
 /* Sends what is due and sets the clock for what comes next; after a handful it lets answers in. */
 static void send_due(struct client *c) {
-    const hd_load_plan *p = c->r->plan;
+    const hd_trace *p = c->r->trace;
     int room = c->r->o->load_max_concurrency;
     for (int n = 0; c->n_sent < p->n && (room == 0 || c->n_open < room); n++) {
         double wait_s = p->item[c->n_sent].arrival_s - elapsed_s(c);

@@ -54,8 +54,8 @@ static void draw_frame(const hd_load_run *r, const struct axis *a, hd_buf *out) 
                 "<text x=\"%d\" y=\"24\" font-size=\"14\">",
                 width, height, width, height, left);
     add_escaped(out, r->model);
-    hd_buf_addf(out, ": %d requests in %.1f s, seed %llu</text>\n", r->plan->n, r->seconds,
-                (unsigned long long)r->plan->seed);
+    hd_buf_addf(out, ": %d requests in %.1f s, seed %llu</text>\n", r->trace->n, r->seconds,
+                (unsigned long long)r->trace->seed);
     for (int i = 0; i <= 4; i++) {
         double y = to_y(0.25 * i);
         hd_buf_addf(out,
@@ -89,7 +89,7 @@ static void draw_curve(const hd_load_run *r, const struct axis *a, int ix, doubl
 }
 
 void hd_load_draw(const hd_load_run *r, hd_buf *out) {
-    double *v = hd_alloc_zero((size_t)r->plan->n, sizeof *v);
+    double *v = hd_alloc_zero((size_t)r->trace->n, sizeof *v);
     struct axis a = axis_of(r, v);
     draw_frame(r, &a, out);
     for (int i = 0; i < (int)HD_COUNT_OF(curves); i++) draw_curve(r, &a, i, v, out);

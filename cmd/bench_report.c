@@ -101,14 +101,14 @@ static bool has_metric(const hd_load_result *r, const struct metric *m) {
 }
 
 static bool is_of_class(const hd_load_run *r, int ix, const char *service) {
-    return !service || strcmp(r->plan->item[ix].service, service) == 0;
+    return !service || strcmp(r->trace->item[ix].service, service) == 0;
 }
 
 /* service: a class, or NULL for all. */
 static int sort_values(const hd_load_run *r, const struct metric *m, const char *service,
                        double *v) {
     int n = 0;
-    for (int i = 0; i < r->plan->n; i++)
+    for (int i = 0; i < r->trace->n; i++)
         if (has_metric(&r->result[i], m) && is_of_class(r, i, service))
             v[n++] = value_of(&r->result[i], m);
     qsort(v, (size_t)n, sizeof *v, compare);
@@ -123,7 +123,7 @@ const char *hd_load_title(enum hd_load_metric metric) { return metrics[metric].t
 
 /* Percentiles by the nearest rank. */
 static struct summary of_metric(const hd_load_run *r, const struct metric *m, const char *service) {
-    double *v = hd_alloc_zero((size_t)r->plan->n, sizeof *v), sum = 0;
+    double *v = hd_alloc_zero((size_t)r->trace->n, sizeof *v), sum = 0;
     struct summary s = {.n = sort_values(r, m, service, v)};
     if (s.n > 0) {
         for (int i = 0; i < s.n; i++) sum += v[i];
@@ -171,7 +171,7 @@ static void add_to_class(const hd_load_run *r, int ix, struct totals *t) {
     int c = 0;
     while (c < t->n_class && !is_of_class(r, ix, t->class_of[c].name)) c++;
     if (c == class_max) return;
-    if (c == t->n_class) t->class_of[t->n_class++].name = r->plan->item[ix].service;
+    if (c == t->n_class) t->class_of[t->n_class++].name = r->trace->item[ix].service;
     struct class_totals *to = &t->class_of[c];
     to->n_sent += r->result[ix].outcome != HD_LOAD_UNSENT;
     to->n_ok += r->result[ix].outcome == HD_LOAD_OK;
@@ -181,7 +181,7 @@ static void add_to_class(const hd_load_run *r, int ix, struct totals *t) {
 static hd_status add_up(const hd_load_run *r, struct totals *t) {
     *t = (struct totals){.has_slo = r->o->load_goodput.n > 0, .gap = of_histogram(&r->gap)};
     HD_TRY(read_slo(r->o, t->slo_ms));
-    for (int i = 0; i < r->plan->n; i++) {
+    for (int i = 0; i < r->trace->n; i++) {
         const hd_load_result *one = &r->result[i];
         t->n[one->outcome]++;
         add_to_class(r, i, t);
@@ -190,7 +190,7 @@ static hd_status add_up(const hd_load_run *r, struct totals *t) {
         if (one->outcome != HD_LOAD_OK) continue;
         t->n_input += one->n_input;
         t->n_output += one->n_output;
-        if (one->n_output != r->plan->item[i].n_output) t->n_wrong_length++;
+        if (one->n_output != r->trace->item[i].n_output) t->n_wrong_length++;
         if (is_good(one, t->slo_ms)) t->n_good++;
     }
     for (int c = 0; c < t->n_class; c++)
@@ -222,8 +222,8 @@ static void print(const hd_load_run *r, const struct totals *t) {
     double s = r->seconds > 0 ? r->seconds : 1;
     printf("%s: model %s, prompts as %s, seed %llu%s\n", r->o->load_url, r->model,
            r->is_text ? "text (lengths are about right)" : "token ids",
-           (unsigned long long)r->plan->seed, r->is_interrupted ? "; interrupted" : "");
-    printf("%d requests in %.2f s:", r->plan->n, r->seconds);
+           (unsigned long long)r->trace->seed, r->is_interrupted ? "; interrupted" : "");
+    printf("%d requests in %.2f s:", r->trace->n, r->seconds);
     for (int i = HD_LOAD_OUTCOME_COUNT - 1; i >= 0; i--)
         if (t->n[i] > 0 || i == HD_LOAD_OK) printf(" %d %s", t->n[i], outcome_name[i]);
     for (int i = 0; i < status_max; i++)
@@ -234,8 +234,8 @@ static void print(const hd_load_run *r, const struct totals *t) {
         printf("%d answers had another length than asked for\n", t->n_wrong_length);
     if (t->has_slo)
         printf("goodput %.3f requests/s: %d of %d are good (%.1f %%)\n", t->n_good / s, t->n_good,
-               r->plan->n - t->n[HD_LOAD_UNSENT],
-               100.0 * t->n_good / fmax(1, r->plan->n - t->n[HD_LOAD_UNSENT]));
+               r->trace->n - t->n[HD_LOAD_UNSENT],
+               100.0 * t->n_good / fmax(1, r->trace->n - t->n[HD_LOAD_UNSENT]));
     printf("\n%-24s %10s %10s %10s %10s %10s\n", "ms", "mean", "p50", "p90", "p99", "max");
     for (int m = 0; m < n_metric; m++) {
         if (t->metric[m].n > 0) print_row(metrics[m].title, &t->metric[m]);
@@ -280,7 +280,7 @@ static void write_counts(const hd_load_run *r, const struct totals *t, hd_json *
         if (t->status[i] > 0) write_count(j, code, t->status[i]);
     }
     hd_json_object_end(j);
-    write_count(j, "num_prompts", r->plan->n);
+    write_count(j, "num_prompts", r->trace->n);
     write_count(j, "completed", t->n[HD_LOAD_OK]);
     write_count(j, "wrong_length", t->n_wrong_length);
 }
@@ -312,7 +312,7 @@ static void write_object(const hd_load_run *r, const struct totals *t, hd_json *
     hd_json_key(j, "prompts");
     hd_json_str_c(j, r->is_text ? "text" : "ids");
     hd_json_key(j, "seed");
-    hd_json_int(j, (int64_t)r->plan->seed);
+    hd_json_int(j, (int64_t)r->trace->seed);
     hd_json_key(j, "interrupted");
     hd_json_bool(j, r->is_interrupted);
     write_counts(r, t, j);
@@ -351,7 +351,7 @@ hd_status hd_load_report(const hd_load_run *r) {
 /* ---- every request ---- */
 
 static void write_line(const hd_load_run *r, int ix, hd_buf *out) {
-    const hd_load_item *item = &r->plan->item[ix];
+    const hd_trace_item *item = &r->trace->item[ix];
     const hd_load_result *one = &r->result[ix];
     hd_json j = hd_json_begin(out);
     hd_json_object(&j);
@@ -387,38 +387,29 @@ static hd_status put_lines(const hd_load_run *r, int fd, const char *path) {
     hd_buf b;
     hd_buf_init(&b, save_block_bytes + (1 << 16));
     hd_status s = HD_OK;
-    for (int i = 0; i < r->plan->n && s == HD_OK; i++) {
+    for (int i = 0; i < r->trace->n && s == HD_OK; i++) {
         write_line(r, i, &b);
-        if (b.len >= save_block_bytes || i == r->plan->n - 1) s = put(fd, path, &b);
+        if (b.len >= save_block_bytes || i == r->trace->n - 1) s = put(fd, path, &b);
     }
     hd_buf_fini(&b);
     return s;
 }
 
-static hd_status put_picture(const hd_load_run *r, int fd, const char *path) {
-    hd_buf b;
-    hd_buf_init(&b, 1 << 20);
-    hd_load_draw(r, &b);
-    hd_status s = put(fd, path, &b);
-    hd_buf_fini(&b);
-    return s;
-}
-
-static hd_status write_file(const hd_load_run *r, const char *path,
-                            hd_status (*fill)(const hd_load_run *r, int fd, const char *path)) {
+hd_status hd_load_save(const hd_load_run *r, const char *path) {
     char *temporary;
     int fd;
     HD_TRY(hd_output_create(path, &temporary, &fd));
-    hd_status s = fill(r, fd, path);
+    hd_status s = put_lines(r, fd, path);
     if (s == HD_OK) s = hd_output_finish(path, &temporary, &fd);
     hd_output_abandon(&temporary, &fd);
     return s;
 }
 
-hd_status hd_load_save(const hd_load_run *r, const char *path) {
-    return write_file(r, path, put_lines);
-}
-
 hd_status hd_load_plot(const hd_load_run *r, const char *path) {
-    return write_file(r, path, put_picture);
+    hd_buf b;
+    hd_buf_init(&b, 1 << 20);
+    hd_load_draw(r, &b);
+    hd_status s = hd_output_write(path, hd_buf_str(&b));
+    hd_buf_fini(&b);
+    return s;
 }

@@ -1,4 +1,4 @@
-/* hadal bench serve: a load for a server that runs, from the plan to the report. */
+/* hadal bench serve: a load for a server that runs, from the trace to the report. */
 #include "cmd/bench_load.h"
 #include "cmd/output.h"
 
@@ -25,7 +25,7 @@ static hd_status check(const struct hd_options *o) {
 }
 
 static hd_status need_an_answer(const hd_load_run *r) {
-    for (int i = 0; i < r->plan->n; i++)
+    for (int i = 0; i < r->trace->n; i++)
         if (r->result[i].outcome == HD_LOAD_OK) return HD_OK;
     return HD_FAIL(UNAVAILABLE, "%s: none of the requests was answered", r->o->load_url);
 }
@@ -34,13 +34,13 @@ int hd_bench_serve(const struct hd_options *o, int n_arg) {
     if (n_arg > 1)
         return hd_command_usage(&hd_cmd_bench,
                                 "serve takes no further words: --model names the model");
-    hd_load_plan plan = {0};
+    hd_trace trace = {0};
     hd_load_run *r = hd_alloc_zero(1, sizeof *r);
-    *r = (hd_load_run){.o = o, .plan = &plan};
+    *r = (hd_load_run){.o = o, .trace = &trace};
     hd_status s = check(o);
-    if (s == HD_OK) s = hd_load_plan_init(&plan, o);
+    if (s == HD_OK) s = hd_load_trace_init(&trace, o);
     if (s == HD_OK) {
-        r->result = hd_alloc_zero((size_t)plan.n, sizeof *r->result);
+        r->result = hd_alloc_zero((size_t)trace.n, sizeof *r->result);
         s = hd_load_send(r);
     }
     if (s == HD_OK) s = hd_load_report(r);
@@ -52,6 +52,6 @@ int hd_bench_serve(const struct hd_options *o, int n_arg) {
                                  : 0;
     hd_free(r->result);
     hd_free(r);
-    hd_load_plan_fini(&plan);
+    hd_trace_fini(&trace);
     return rc;
 }

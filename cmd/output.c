@@ -124,3 +124,20 @@ void hd_output_abandon(char **temporary, int *fd) {
     *temporary = NULL;
     *fd = -1;
 }
+
+hd_status hd_output_write(const char *path, hd_str bytes) {
+    char *temporary;
+    int fd;
+    hd_status s = HD_OK;
+    HD_TRY(hd_output_create(path, &temporary, &fd));
+    for (size_t at = 0; at < bytes.len && s == HD_OK;) {
+        ssize_t n = write(fd, bytes.ptr + at, bytes.len - at);
+        if (n < 0)
+            s = HD_FAIL(IO, "%s: cannot write: %s", path, strerror(errno));
+        else
+            at += (size_t)n;
+    }
+    if (s == HD_OK) s = hd_output_finish(path, &temporary, &fd);
+    hd_output_abandon(&temporary, &fd);
+    return s;
+}

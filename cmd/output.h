@@ -4,9 +4,7 @@
 #ifndef HD_CMD_OUTPUT_H
 #define HD_CMD_OUTPUT_H
 
-#include "base/status.h"
-
-#include <stdbool.h>
+#include "base/buf.h"
 
 /* HD_E_INVALID when path is there and is no regular file. *is_there: something would be replaced.
  */
@@ -27,5 +25,7 @@ void hd_output_release(void);
 HD_MUST_CHECK hd_status hd_output_create(const char *path, char **temporary, int *fd);
 HD_MUST_CHECK hd_status hd_output_finish(const char *path, char **temporary, int *fd);
 void hd_output_abandon(char **temporary, int *fd); /* nothing when *fd < 0 */
+/* A whole file at once. */
+HD_MUST_CHECK hd_status hd_output_write(const char *path, hd_str bytes);
 
 #endif

@@ -20,8 +20,9 @@ const layers = {
   model: ['base', 'quant', 'file', 'dev'],
   sched: ['base', 'kv'],
   engine: ['base', 'quant', 'text', 'kv', 'file', 'dev', 'model', 'sched', 'hadal.h'],
+  sim: ['base', 'file', 'sched', 'engine', 'hadal.h'],
   srv: ['base', 'hadal.h'],
-  cmd: ['base', 'quant', 'text', 'kv', 'file', 'dev', 'model', 'sched', 'engine', 'srv', 'hadal.h'],
+  cmd: ['base', 'quant', 'text', 'kv', 'file', 'dev', 'model', 'sched', 'engine', 'sim', 'srv', 'hadal.h'],
   include: ['base'],
 };
 

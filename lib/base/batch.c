@@ -20,6 +20,7 @@ void hd_batch_init(hd_batch *b, int n_row_max, int n_seq_max, int n_page_max, in
     b->seq_page0 = hd_alloc_zero(n_seq + 1, sizeof *b->seq_page0);
     b->page = hd_alloc_zero(n_page, sizeof *b->page);
     b->out_row = hd_alloc_zero(n_row, sizeof *b->out_row);
+    b->draw = hd_alloc_zero(n_row, sizeof *b->draw);
 }
 
 void hd_batch_fini(hd_batch *b) {
@@ -33,6 +34,7 @@ void hd_batch_fini(hd_batch *b) {
     hd_free(b->seq_page0);
     hd_free(b->page);
     hd_free(b->out_row);
+    hd_free(b->draw);
     *b = (hd_batch){0};
 }
 
@@ -46,7 +48,10 @@ static void check_seq(const hd_batch *b, int s) {
     int page0 = b->seq_page0[s], n_page = b->seq_page0[s + 1] - page0;
     HD_ASSERT(row0 < row1 && n_page > 0);
     for (int r = row0; r < row1; r++) {
-        HD_ASSERT(b->row_seq[r] == s && b->token[r] >= 0 && b->form[r] <= HD_MLA_EXPANDED);
+        HD_ASSERT(b->row_seq[r] == s && b->form[r] <= HD_MLA_EXPANDED);
+        bool is_known = b->token[r] >= 0;
+        HD_ASSERT(is_known || hd_slot_of_token(b->token[r]) == b->seq_slot[s]);
+        HD_ASSERT(is_known || r == row1 - 1);
         HD_ASSERT(r == row0 || b->pos[r] == b->pos[r - 1] + 1);
         HD_ASSERT(b->pos[r] >= 0 && b->pos[r] / b->page_tok < n_page);
         int page = b->page[page0 + b->pos[r] / b->page_tok];

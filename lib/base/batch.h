@@ -4,10 +4,14 @@
  * Rows are tokens whose hidden state and KV are computed. Rows of one sequence are adjacent and in
  * ascending position; sequences follow one another. Row r of sequence s at position p attends to
  * positions 0..p of its sequence, which lie in pages page[seq_page0[s] + p / page_tok] at offset
- * p % page_tok. Tables are ragged: each sequence has its own page count. */
+ * p % page_tok. Tables are ragged: each sequence has its own page count.
+ *
+ * A token may be one that only the device knows yet: hd_token_of_slot(k) stands for the last token
+ * that was sampled in slot k, and then is the last row of its sequence. */
 #ifndef HD_BASE_BATCH_H
 #define HD_BASE_BATCH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,10 +20,23 @@
  */
 enum hd_mla_form { HD_MLA_ABSORBED = 0, HD_MLA_EXPANDED = 1 };
 
+/* Names the token that was last sampled in a slot; negative, so that it is no token's id. */
+static inline int32_t hd_token_of_slot(int32_t slot) { return -1 - slot; }
+static inline int32_t hd_slot_of_token(int32_t token) { return -1 - token; }
+
+/* How the token of an output row is chosen (the op `sample` in dev/op.h says what it means). */
+typedef struct hd_draw {
+    double u;          /* uniform in [0, 1): what decides */
+    float temperature; /* 0: the largest logit */
+    float top_p, min_p;
+    int32_t top_k; /* 0: no bound */
+    bool is_host;  /* the host chooses: the row's logits are wanted there */
+} hd_draw;
+
 typedef struct hd_batch {
     int n_row, n_seq, n_page, n_out;
     int page_tok;     /* tokens a page */
-    int32_t *token;   /* [n_row] token id */
+    int32_t *token;   /* [n_row] token id, or hd_token_of_slot of its sequence's slot */
     int32_t *pos;     /* [n_row] position in its sequence */
     int32_t *row_seq; /* [n_row] index into the sequence arrays */
     int32_t *kv_row; /* [n_row] cache row this token's KV is written to: page * page_tok + offset */
@@ -29,6 +46,7 @@ typedef struct hd_batch {
     int32_t *seq_page0; /* [n_seq + 1] first entry of each sequence in page[] */
     int32_t *page;      /* [n_page] page ids */
     int32_t *out_row;   /* [n_out] rows whose logits are wanted, ascending; room for n_row_max */
+    hd_draw *draw;      /* [n_out] for whoever samples; the scheduler leaves it alone */
     int n_row_max, n_seq_max, n_page_max; /* room */
 } hd_batch;
 

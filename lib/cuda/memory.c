@@ -166,7 +166,7 @@ void hd_cuda_release(void *ctx, hd_weight *w) {
 /* ---- the batch ---- */
 
 static size_t batch_bytes(size_t n_row, size_t n_seq, size_t n_page) {
-    return 64 * 10 + 4 * (6 * n_row + 3 * (n_seq + 1) + n_page) + n_row;
+    return 64 * 11 + 4 * (6 * n_row + 3 * (n_seq + 1) + n_page) + n_row * (1 + sizeof(hd_draw));
 }
 
 void hd_cuda_free_batch(hd_cuda *c) {
@@ -217,6 +217,7 @@ static void put_batch(upload *u, const hd_batch *b, hd_batch *out) {
     out->seq_row0 = put_array(u, b->seq_row0, (n_seq + 1) * sizeof *b->seq_row0);
     out->seq_page0 = put_array(u, b->seq_page0, (n_seq + 1) * sizeof *b->seq_page0);
     out->out_row = put_array(u, b->out_row, (size_t)b->n_out * sizeof *b->out_row);
+    out->draw = put_array(u, b->draw, (size_t)b->n_out * sizeof *b->draw);
     out->page = put_array(u, b->page, (size_t)b->n_page * sizeof *b->page);
 }
 

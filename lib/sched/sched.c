@@ -203,11 +203,16 @@ int hd_seq_n_wanted(const hd_seq *q) {
     return q->n_tok < q->n_tok_max ? q->n_tok - q->n_computed : 0;
 }
 
-/* Pages whose last position exists now are indexed, in order. An equal page that another sequence
- * indexed first takes the place of q's. */
+int hd_seq_n_known(const hd_seq *q) {
+    return q->n_tok - (q->token[q->n_tok - 1] == HD_TOKEN_UNKNOWN);
+}
+
+/* Pages whose last position exists and is known now are indexed, in order. An equal page that
+ * another sequence indexed first takes the place of q's. */
 static void publish(hd_sched *s, hd_seq *q) {
     if (!s->c.prefix_cache) return;
-    for (; q->n_indexed < q->n_computed / s->c.page_tok; q->n_indexed++) {
+    int n_pos = hd_sched_min(q->n_computed, hd_seq_n_known(q));
+    for (; q->n_indexed < n_pos / s->c.page_tok; q->n_indexed++) {
         int i = q->n_indexed;
         size_t at = (size_t)i * (size_t)s->c.page_tok;
         hd_prefix_content content = {.parent = i > 0 ? q->page[i - 1] : -1,
@@ -255,9 +260,17 @@ hd_seq *hd_sched_out_seq(hd_sched *s, const hd_batch *b, int out_ix) {
 
 void hd_sched_append(hd_sched *s, hd_seq *q, int32_t token) {
     HD_ASSERT(!s->in_flight && q->state == HD_SEQ_RUNNING);
-    HD_ASSERT(q->n_computed == q->n_tok && q->n_tok < q->n_tok_max && token >= 0);
+    HD_ASSERT(q->n_computed == q->n_tok && q->n_tok < q->n_tok_max);
+    HD_ASSERT(hd_seq_n_known(q) == q->n_tok && (token >= 0 || token == HD_TOKEN_UNKNOWN));
     q->form[q->n_tok] = HD_MLA_ABSORBED;
     q->token[q->n_tok++] = token;
+}
+
+void hd_sched_resolve(hd_sched *s, hd_seq *q, int32_t token) {
+    HD_ASSERT(q->state == HD_SEQ_RUNNING || q->state == HD_SEQ_WAITING);
+    HD_ASSERT(hd_seq_n_known(q) < q->n_tok && token >= 0);
+    q->token[q->n_tok - 1] = token;
+    publish(s, q);
 }
 
 void hd_sched_finish(hd_sched *s, hd_seq *q) {

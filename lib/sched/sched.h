@@ -12,6 +12,11 @@
  *             hd_sched_append(s, q, token) or hd_sched_finish(s, q);
  *     }
  *
+ * The scheduler's time is the device's order of work, not the host's: a step that was enqueued can
+ * be committed before it ran, its tokens appended as HD_TOKEN_UNKNOWN and the next step planned,
+ * which names them by their slot. They are resolved, or their sequences finished, before that next
+ * step is committed or abandoned. Pages are shared once their tokens are known.
+ *
  * Policy. Decoding sequences first, one row each; then prompt chunks under the token budget; by
  * priority, then by order of submission. At most min(n_seq_max, n_row_max) sequences run, so each
  * of them gets a row. A sequence is admitted when a slot is free and the pool holds all pages of
@@ -103,9 +108,12 @@ void hd_sched_abandon(hd_sched *s, const hd_batch *b);
 /* Sequences of the last planned batch, until the next plan; NULL where finished since. */
 hd_seq *hd_sched_seq_at(hd_sched *s, const hd_batch *b, int seq_ix); /* seq_ix in [0, n_seq) */
 hd_seq *hd_sched_out_seq(hd_sched *s, const hd_batch *b, int out_ix);
-/* Appends a generated token to a sequence whose last token was just computed. A sequence with
- * n_new_max generated tokens is not planned any more. */
+enum { HD_TOKEN_UNKNOWN = -1 };
+/* Appends a generated token, or HD_TOKEN_UNKNOWN, to a sequence whose last token was just computed.
+ * A sequence with n_new_max generated tokens is not planned any more. */
 void hd_sched_append(hd_sched *s, hd_seq *q, int32_t token);
+/* Tells the token that was appended as unknown to a submitted sequence, running or preempted. */
+void hd_sched_resolve(hd_sched *s, hd_seq *q, int32_t token);
 /* Ends a submitted sequence in any state (finished, cancelled, failed), also between plan and
  * commit: its pages are released. */
 void hd_sched_finish(hd_sched *s, hd_seq *q);
@@ -128,7 +136,7 @@ enum hd_seq_state hd_seq_get_state(const hd_seq *q);
 int hd_seq_n_prompt(const hd_seq *q);
 int hd_seq_n_tok(const hd_seq *q); /* prompt and generated */
 int hd_seq_n_new_max(const hd_seq *q);
-const int32_t *hd_seq_tokens(const hd_seq *q); /* [n_tok] */
+const int32_t *hd_seq_tokens(const hd_seq *q); /* [n_tok]; the last may be HD_TOKEN_UNKNOWN */
 const uint8_t *hd_seq_forms(const hd_seq *q);  /* [n_tok] the record, once admitted */
 int hd_seq_n_hit(const hd_seq *q);             /* prompt tokens reused at first admission */
 int hd_seq_n_computed(const hd_seq *q);        /* positions whose KV exists */

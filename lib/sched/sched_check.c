@@ -6,7 +6,7 @@
 static void check_pages_of(const hd_sched *s, const hd_seq *q) {
     int page_tok = s->c.page_tok;
     HD_ASSERT(q->n_page <= q->n_page_room && q->n_page * page_tok >= q->n_computed);
-    int n_full = q->n_computed / page_tok;
+    int n_full = hd_sched_min(q->n_computed, hd_seq_n_known(q)) / page_tok;
     HD_ASSERT(q->n_indexed == (s->c.prefix_cache ? n_full : 0));
     for (int i = 0; i < q->n_page; i++) {
         int page = q->page[i];

@@ -76,6 +76,8 @@ static inline int hd_sched_min(int a, int b) { return a < b ? a : b; }
 static inline bool hd_sched_runs_before(const hd_seq *a, const hd_seq *b) {
     return a->priority < b->priority || (a->priority == b->priority && a->order < b->order);
 }
+/* The tokens of q that are known: all but the last, at least. */
+int hd_seq_n_known(const hd_seq *q);
 /* Tokens of q to compute: known, not computed, and of use for a further token. */
 int hd_seq_n_wanted(const hd_seq *q);
 

@@ -17,11 +17,11 @@ struct plan {
 
 static void add_rows(hd_sched *s, struct plan *p, hd_seq *q, int n_row) {
     hd_batch *b = p->b;
-    int page_tok = s->c.page_tok, ix = b->n_seq++;
+    int page_tok = s->c.page_tok, ix = b->n_seq++, n_known = hd_seq_n_known(q);
     HD_ASSERT(n_row > 0 && n_row <= p->n_left && q->flight_ix < 0);
     for (int pos = q->n_computed; pos < q->n_computed + n_row; pos++) {
         int r = b->n_row++;
-        b->token[r] = q->token[pos];
+        b->token[r] = pos < n_known ? q->token[pos] : hd_token_of_slot(q->slot);
         b->pos[r] = pos;
         b->row_seq[r] = ix;
         b->kv_row[r] = q->page[pos / page_tok] * page_tok + pos % page_tok;
@@ -147,6 +147,7 @@ static void take_pages(hd_sched *s, hd_seq *q, int n_hit) {
 }
 
 static void start(hd_sched *s, struct plan *p, hd_seq *q, int n_hit) {
+    HD_ASSERT(hd_seq_n_known(q) == q->n_tok); /* whoever was preempted has been told since */
     hd_sched_dequeue(s, q);
     int n_hit_tok = n_hit * s->c.page_tok;
     if (q->admitted_ns < 0) {

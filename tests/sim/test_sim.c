@@ -2,8 +2,9 @@
  * beginnings, cancels in every state, failed steps, pools so small that sequences are preempted.
  *
  * After every step all invariants hold and all KV that was read is what it should be; in the end
- * each request has got exactly its tokens, once and in order, and every page is free. How to run
- * other seeds: support/seeds.h. */
+ * each request has got exactly its tokens, once and in order, and every page is free. Half of the
+ * seeds are told a step's tokens only when the next step has been planned. How to run other seeds:
+ * support/seeds.h. */
 #include "support/check.h"
 #include "support/fake_dev.h"
 #include "support/seeds.h"
@@ -37,6 +38,10 @@ struct sim {
     int n_live;
     int n_left; /* requests to arrive */
     double arrive_p, cancel_p, fail_p;
+    bool overlaps;
+    struct request *told_late[LIVE_MAX]; /* [n_late] outputs of the step before; NULL: ended */
+    int32_t late_token[LIVE_MAX];
+    int n_late;
     int prompt_max, new_max, n_salt, n_priority, n_family;
     int32_t family[N_FAMILY][FAMILY_TOK];
     int32_t *next;
@@ -63,6 +68,7 @@ static void choose_config(struct sim *m) {
     m->arrive_p = rng_chance(r, 0.2) ? 1.0 : 0.02 + 0.3 * rng_int(r, 0, 2);
     m->cancel_p = rng_chance(r, 0.4) ? 0.0 : 0.01 * rng_int(r, 1, 10);
     m->fail_p = rng_chance(r, 0.6) ? 0.0 : 0.05;
+    m->overlaps = rng_chance(r, 0.5);
     m->prompt_max = rng_int(r, 1, c->n_pos_max);
     m->new_max = rng_int(r, 1, rng_chance(r, 0.3) ? 4 : c->n_pos_max);
     m->n_salt = rng_int(r, 1, 2);
@@ -150,7 +156,9 @@ static void finish(struct sim *m, struct request *r) {
         m->prompt_tok += (uint64_t)r->n_prompt;
         m->hit_tok += (uint64_t)hd_seq_n_hit(r->seq);
     }
-    assert_int_equal(hd_seq_n_tok(r->seq), r->n_prompt + r->n_got);
+    int n_tok = hd_seq_n_tok(r->seq);
+    n_tok -= hd_seq_tokens(r->seq)[n_tok - 1] == HD_TOKEN_UNKNOWN;
+    assert_int_equal(n_tok, r->n_prompt + r->n_got);
     uint64_t hash = fake_hash_begin(r->salt);
     for (int i = 0; i < r->n_prompt + r->n_got; i++) {
         int32_t token = hd_seq_tokens(r->seq)[i];
@@ -168,6 +176,8 @@ static void finish(struct sim *m, struct request *r) {
     int i = 0;
     while (m->live[i] != r) i++;
     m->live[i] = m->live[--m->n_live];
+    for (i = 0; i < m->n_late; i++)
+        if (m->told_late[i] == r) m->told_late[i] = NULL;
     request_free(r);
 }
 
@@ -221,7 +231,9 @@ static void check_batch(struct sim *m) {
         assert_int_equal(m->b.pos[row0], hd_seq_n_computed(q));
         assert_true(hd_seq_n_computed(q) + n_row <= hd_seq_n_tok(q));
         for (int k = row0; k < row0 + n_row; k++) {
-            assert_int_equal(m->b.token[k], hd_seq_tokens(q)[m->b.pos[k]]);
+            int32_t token = hd_seq_tokens(q)[m->b.pos[k]];
+            if (token == HD_TOKEN_UNKNOWN) token = hd_token_of_slot(m->b.seq_slot[i]);
+            assert_int_equal(m->b.token[k], token);
             assert_int_equal(m->b.form[k], hd_seq_forms(q)[m->b.pos[k]]);
         }
         bool first = hd_seq_n_computed(q) <= r->n_prompt && hd_seq_n_tok(q) == r->n_prompt;
@@ -239,27 +251,45 @@ static void verify_kv(struct sim *m) {
     }
 }
 
+static void take_token(struct sim *m, struct request *r, int32_t token,
+                       void (*tell)(hd_sched *s, hd_seq *q, int32_t token)) {
+    assert_int_equal(token, fake_next(r->hash));
+    if (token == FAKE_STOP) {
+        finish(m, r);
+        return;
+    }
+    tell(m->s, r->seq, token);
+    r->hash = fake_hash_add(r->hash, (uint64_t)token);
+    if (++r->n_got == r->n_new_max) finish(m, r);
+}
+
+/* The tokens of the step before, when this one is under way. */
+static void take_late(struct sim *m) {
+    for (int i = 0; i < m->n_late; i++)
+        if (m->told_late[i]) take_token(m, m->told_late[i], m->late_token[i], hd_sched_resolve);
+    m->n_late = 0;
+}
+
 static void take_outputs(struct sim *m) {
     for (int i = 0; i < m->b.n_out; i++) {
         hd_seq *q = hd_sched_out_seq(m->s, &m->b, i);
         if (!q) continue;
         struct request *r = hd_seq_user(q);
         assert_int_equal(hd_seq_n_computed(q), hd_seq_n_tok(q));
-        int32_t token = m->next[i];
-        assert_int_equal(token, fake_next(r->hash));
-        if (token == FAKE_STOP) {
-            finish(m, r);
+        if (!m->overlaps) {
+            take_token(m, r, m->next[i], hd_sched_append);
             continue;
         }
-        hd_sched_append(m->s, q, token);
-        r->hash = fake_hash_add(r->hash, (uint64_t)token);
-        if (++r->n_got == r->n_new_max) finish(m, r);
+        hd_sched_append(m->s, q, HD_TOKEN_UNKNOWN);
+        m->told_late[m->n_late] = r;
+        m->late_token[m->n_late++] = m->next[i];
     }
 }
 
 /* A step that fails is tried again, or all its sequences fail. */
 static void fail_step(struct sim *m) {
     fake_dev_fail(m->dev, &m->b);
+    take_late(m);
     hd_sched_abandon(m->s, &m->b);
     hd_sched_check(m->s);
     m->n_failed++;
@@ -279,7 +309,8 @@ static void step(struct sim *m) {
     maybe_cancel(m);
     int n_row = hd_sched_plan(m->s, m->now_ns, &m->b);
     hd_sched_check(m->s);
-    assert_true(n_row > 0 || m->n_live == 0); /* work is always done when there is any */
+    /* Work is always done when there is any. */
+    assert_true(n_row > 0 || m->n_live == 0 || m->n_late > 0);
     assert_true(n_row <= m->c.n_row_max);
     check_batch(m);
     check_admitted(m);
@@ -292,6 +323,7 @@ static void step(struct sim *m) {
         return;
     }
     fake_dev_run(m->dev, &m->b, m->next);
+    take_late(m);
     verify_kv(m);
     maybe_cancel(m);
     hd_sched_commit(m->s, &m->b);

@@ -13,6 +13,7 @@ struct fake_dev {
     int n_page, page_tok, n_slot;
     struct row *kv;   /* [n_page * page_tok] */
     uint64_t *salt;   /* [n_slot] */
+    int32_t *last;    /* [n_slot] token sampled last */
     uint64_t *writer; /* [n_page * page_tok] the run that wrote it last */
     uint64_t n_run, garbage;
 };
@@ -37,6 +38,7 @@ fake_dev *fake_dev_new(int n_page, int page_tok, int n_slot) {
     d->kv = hd_alloc_zero(n_row, sizeof *d->kv);
     d->writer = hd_alloc_zero(n_row, sizeof *d->writer);
     d->salt = hd_alloc_zero((size_t)n_slot, sizeof *d->salt);
+    d->last = hd_alloc_zero((size_t)n_slot, sizeof *d->last);
     for (size_t i = 0; i < n_row; i++) d->kv[i] = (struct row){++d->garbage, ++d->garbage};
     return d;
 }
@@ -45,6 +47,7 @@ void fake_dev_free(fake_dev *d) {
     hd_free(d->kv);
     hd_free(d->writer);
     hd_free(d->salt);
+    hd_free(d->last);
     hd_free(d);
 }
 
@@ -81,9 +84,13 @@ void fake_dev_run(fake_dev *d, const hd_batch *b, int32_t *next) {
         assert_int_equal(at, b->kv_row[i]);
         if (d->writer[at] == d->n_run) fail_msg("KV row %zu is written twice in a step", at);
         d->writer[at] = d->n_run;
-        d->kv[at] = extend(before, b->token[i], b->form[i]);
+        int32_t token = b->token[i] < 0 ? d->last[slot] : b->token[i];
+        d->kv[at] = extend(before, token, b->form[i]);
     }
-    for (int i = 0; i < b->n_out; i++) next[i] = fake_next(d->kv[b->kv_row[b->out_row[i]]].tokens);
+    for (int i = 0; i < b->n_out; i++) {
+        next[i] = fake_next(d->kv[b->kv_row[b->out_row[i]]].tokens);
+        d->last[b->seq_slot[b->row_seq[b->out_row[i]]]] = next[i];
+    }
 }
 
 void fake_dev_fail(fake_dev *d, const hd_batch *b) {

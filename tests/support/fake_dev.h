@@ -23,7 +23,7 @@ void fake_dev_free(fake_dev *d);
 
 /* What the sequence in a slot begins with (tenant salt); slots start at 0. */
 void fake_dev_set_salt(fake_dev *d, int slot, uint64_t salt);
-/* Writes the KV of all rows and next[n_out]. */
+/* Writes the KV of all rows and next[n_out], which later batches can name by their slot. */
 void fake_dev_run(fake_dev *d, const hd_batch *b, int32_t *next);
 /* A failed step: garbage in all rows that it would have written. */
 void fake_dev_fail(fake_dev *d, const hd_batch *b);

@@ -52,7 +52,8 @@ static hd_status far_upload(void *ctx, const hd_batch *b, const hd_batch **out) 
 #define ARRAYS(ARRAY)                                                                              \
     ARRAY(token, n_row) ARRAY(pos, n_row) ARRAY(row_seq, n_row) ARRAY(kv_row, n_row)               \
     ARRAY(form, n_row) ARRAY(seq_slot, n_seq) ARRAY(seq_row0, n_seq + 1)                           \
-    ARRAY(seq_page0, n_seq + 1) ARRAY(page, n_page) ARRAY(out_row, n_out)
+    ARRAY(seq_page0, n_seq + 1) ARRAY(page, n_page) ARRAY(out_row, n_out)                           \
+    ARRAY(draw, n_out)
 /* clang-format on */
 #define COPY(field, n) memcpy(near_batch.field, b->field, sizeof *b->field *(size_t)(b->n));
     ARRAYS(COPY)

@@ -3,7 +3,38 @@
 #define HD_CMD_BENCH_H
 
 #include "cmd/command.h"
-#include "dev/dev.h"
+#include "model/model.h"
+
+/* bench_model.c: a model without an engine. */
+struct hd_bench_model {
+    const struct hd_options *o;
+    hd_checkpoint *checkpoint;
+    hd_hparams hp;
+    hd_dev dev;
+    hd_model *model; /* NULL until hd_bench_open_model */
+    hd_model_options mo;
+    hd_batch batch;
+    uint64_t seed;    /* of the tokens */
+    hd_status status; /* what a step failed with */
+};
+
+/* The files and the device; hd_bench_close in every case. */
+HD_MUST_CHECK hd_status hd_bench_open(struct hd_bench_model *b, const struct hd_options *o,
+                                      const char *model);
+/* Room for n_seq sequences of n_pos positions; n_row rows a step, at least n_seq. */
+HD_MUST_CHECK hd_status hd_bench_open_model(struct hd_bench_model *b, int n_row, int n_seq,
+                                            int n_pos);
+void hd_bench_close_model(struct hd_bench_model *b);
+void hd_bench_close(struct hd_bench_model *b);
+/* Appends to the batch a sequence whose rows are positions first .. first + n of random tokens,
+ * with logits of the last if asked. */
+void hd_bench_add_seq(struct hd_bench_model *b, int first, int n, enum hd_mla_form form,
+                      bool has_out);
+/* Seconds of one forward pass, its logits on the host. */
+double hd_bench_step(struct hd_bench_model *b, const float **logits);
+
+/* --save-cost: measures the cost profile of an opened model, and writes it. */
+HD_MUST_CHECK hd_status hd_bench_cost(struct hd_bench_model *m);
 
 struct hd_bench_products {
     const hd_dev *dev;

@@ -9,7 +9,6 @@
 #include "cmd/anatomy.h"
 #include "cmd/bench.h"
 #include "cmd/bench_load.h"
-#include "engine/load.h"
 #include "engine/sizes.h"
 
 #include <math.h>
@@ -24,20 +23,12 @@ struct list {
 };
 
 struct bench {
-    const struct hd_options *o;
-    hd_checkpoint *checkpoint;
-    hd_hparams hp;
-    hd_dev dev;
-    hd_model *model;
-    hd_model_options mo;
-    hd_batch batch;
-    uint64_t seed;
+    struct hd_bench_model m;
     hd_dev_roofline roof;             /* zeros when the backend does not tell */
     double fixed_bytes, expert_bytes; /* weights read in every step; all routed experts */
     double active_params;             /* a token's multiply-adds outside of attention */
     struct list prompts, batches, contexts;
-    hd_json *json;    /* NULL: lines for people */
-    hd_status status; /* of the device: what it failed with */
+    hd_json *json; /* NULL: lines for people */
 };
 
 /* One measured point: seconds of its runs, ascending. */
@@ -76,7 +67,7 @@ static int larger(int a, int b) { return a > b ? a : b; }
 
 static hd_status count_weights(struct bench *b) {
     hd_canon *k;
-    HD_TRY(hd_canon_new(b->checkpoint, &b->hp, &k));
+    HD_TRY(hd_canon_new(b->m.checkpoint, &b->m.hp, &k));
     for (size_t i = 0; i < hd_canon_count(k); i++) {
         const hd_canon_tensor *t = hd_canon_at(k, i);
         enum hd_part part = hd_part_of(t->name);
@@ -86,106 +77,45 @@ static hd_status count_weights(struct bench *b) {
         else if (part != HD_PART_EMBEDDING)
             b->fixed_bytes += bytes;
         if (part != HD_PART_EMBEDDING && part != HD_PART_NORMS)
-            b->active_params += (double)hd_canon_active_params(t, &b->hp);
+            b->active_params += (double)hd_canon_active_params(t, &b->m.hp);
     }
     hd_canon_free(k);
     return HD_OK;
 }
 
-static hd_status open_all(struct bench *b, const char *model) {
-    const struct hd_options *o = b->o;
-    hd_engine_config config = {.model = model};
-    hd_dev_config dc = {.n_thread = o->threads,
-                        .isa = o->isa,
-                        .cuda_library = o->cuda_library,
-                        .is_deterministic = o->deterministic};
-    enum hd_format kv_format;
-    HD_TRY(hd_compute_of(o->dtype, &dc.compute));
-    HD_TRY(hd_engine_kv_format(o->kv_cache_dtype, &kv_format));
-    HD_TRY(hd_engine_open_checkpoint(&config, &b->checkpoint));
-    HD_TRY(hd_hparams_read(b->checkpoint, &b->hp));
+static hd_status open_all(struct bench *b, const struct hd_options *o, const char *model) {
+    HD_TRY(hd_bench_open(&b->m, o, model));
     HD_TRY(count_weights(b));
-    HD_TRY(hd_dev_open(o->backend, &dc, &b->dev));
-    if (b->dev.ops->roofline) HD_TRY(b->dev.ops->roofline(b->dev.ctx, &b->roof));
+    if (b->m.dev.ops->roofline) HD_TRY(b->m.dev.ops->roofline(b->m.dev.ctx, &b->roof));
     if (o->bench_products) return HD_OK;
-    int n_pos = larger(largest(&b->prompts), largest(&b->contexts)), n_seq = largest(&b->batches);
-    if (n_pos > b->hp.n_ctx)
-        return HD_FAIL(CONTEXT, "%d tokens of context: the model has %d", n_pos, b->hp.n_ctx);
-    int seq_pages = (n_pos + o->block_size - 1) / o->block_size;
-    b->mo = (hd_model_options){.n_row_max = larger(o->max_num_batched_tokens, n_seq),
-                               .n_seq_max = n_seq,
-                               .n_out_max = n_seq,
-                               .n_pos_max = n_pos,
-                               .n_page = seq_pages * n_seq,
-                               .page_tok = o->block_size,
-                               .kv_format = kv_format};
-    HD_TRY(hd_model_open(b->checkpoint, &b->dev, &b->mo, hd_load_progress, NULL, &b->model));
-    hd_batch_init(&b->batch, b->mo.n_row_max, n_seq, b->mo.n_page, b->mo.page_tok);
-    return HD_OK;
-}
-
-static void close_all(struct bench *b) {
-    if (b->model) hd_batch_fini(&b->batch);
-    hd_model_close(b->model);
-    hd_dev_close(&b->dev);
-    hd_checkpoint_close(b->checkpoint);
+    int n_pos = larger(largest(&b->prompts), largest(&b->contexts));
+    return hd_bench_open_model(&b->m, o->max_num_batched_tokens, largest(&b->batches), n_pos);
 }
 
 /* ---- batches ---- */
 
-static int32_t random_token(struct bench *b) {
-    b->seed = b->seed * 6364136223846793005u + 1442695040888963407u;
-    return (int32_t)((b->seed >> 33) % (uint64_t)b->hp.n_vocab);
-}
-
-/* Appends a sequence whose rows are positions first .. first + n, with logits of the last if asked.
- */
-static void add_seq(struct bench *b, int first, int n, enum hd_mla_form form, bool has_out) {
-    hd_batch *t = &b->batch;
-    int s = t->n_seq++, end = first + n, n_page = (end + t->page_tok - 1) / t->page_tok;
-    int seq_pages = b->mo.n_page / b->mo.n_seq_max;
-    t->seq_slot[s] = s;
-    for (int i = 0; i < n_page; i++) t->page[t->n_page++] = s + i * b->mo.n_seq_max;
-    HD_ASSERT(n_page <= seq_pages);
-    for (int pos = first; pos < end; pos++) {
-        int r = t->n_row++;
-        t->token[r] = random_token(b);
-        t->pos[r] = pos;
-        t->row_seq[r] = s;
-        t->kv_row[r] = t->page[t->seq_page0[s] + pos / t->page_tok] * t->page_tok;
-        t->kv_row[r] += pos % t->page_tok;
-        t->form[r] = (uint8_t)form;
-    }
-    t->seq_row0[s + 1] = t->n_row;
-    t->seq_page0[s + 1] = t->n_page;
-    if (has_out) t->out_row[t->n_out++] = t->n_row - 1;
-}
-
-/* Seconds of one forward pass, its logits on the host. */
 static double run_batch(struct bench *b) {
     const float *logits;
-    int64_t start = hd_now_ns();
-    hd_status s = hd_model_forward(b->model, &b->batch, &logits);
-    if (s != HD_OK) b->status = s;
-    return (double)(hd_now_ns() - start) / 1e9;
+    return hd_bench_step(&b->m, &logits);
 }
 
 static double run_prompt(struct bench *b, int n_tok) {
     enum hd_mla_form form =
-        n_tok >= hd_engine_expand_min(&b->hp) ? HD_MLA_EXPANDED : HD_MLA_ABSORBED;
+        n_tok >= hd_engine_expand_min(&b->m.hp) ? HD_MLA_EXPANDED : HD_MLA_ABSORBED;
     double seconds = 0;
     for (int at = 0, n; at < n_tok; at += n) {
-        n = n_tok - at < b->o->max_num_batched_tokens ? n_tok - at : b->o->max_num_batched_tokens;
-        hd_batch_clear(&b->batch);
-        add_seq(b, at, n, form, at + n == n_tok);
+        n = n_tok - at < b->m.o->max_num_batched_tokens ? n_tok - at
+                                                        : b->m.o->max_num_batched_tokens;
+        hd_batch_clear(&b->m.batch);
+        hd_bench_add_seq(&b->m, at, n, form, at + n == n_tok);
         seconds += run_batch(b);
     }
     return seconds;
 }
 
 static double run_step(struct bench *b, int n_seq, int context) {
-    hd_batch_clear(&b->batch);
-    for (int s = 0; s < n_seq; s++) add_seq(b, context - 1, 1, HD_MLA_ABSORBED, true);
+    hd_batch_clear(&b->m.batch);
+    for (int s = 0; s < n_seq; s++) hd_bench_add_seq(&b->m, context - 1, 1, HD_MLA_ABSORBED, true);
     return run_batch(b);
 }
 
@@ -202,7 +132,8 @@ static struct point measure(struct bench *b, int n, int context) {
         run_step(b, n, context);
     else
         run_prompt(b, n);
-    while (b->status == HD_OK && p.n_run < RUN_MAX && (p.n_run < 3 || sum < b->o->bench_seconds)) {
+    while (b->m.status == HD_OK && p.n_run < RUN_MAX &&
+           (p.n_run < 3 || sum < b->m.o->bench_seconds)) {
         double s = context > 0 ? run_step(b, n, context) : run_prompt(b, n);
         p.seconds[p.n_run++] = s;
         sum += s;
@@ -214,7 +145,7 @@ static struct point measure(struct bench *b, int n, int context) {
 /* Of n_query_pos pairs of a query and a position. Only latent attention has a form that reads the
  * latent itself; others have keys and values of a head's size. */
 static double attention_flop(const struct bench *b, bool is_expanded, double n_query_pos) {
-    const hd_hparams *h = &b->hp;
+    const hd_hparams *h = &b->m.hp;
     bool has_heads = is_expanded || h->n_c == 0;
     double each = has_heads ? h->n_nope + h->n_rope + h->n_v : 2 * h->n_c + h->n_rope;
     return 2 * each * n_query_pos * h->n_head * h->n_layer;
@@ -223,7 +154,8 @@ static double attention_flop(const struct bench *b, bool is_expanded, double n_q
 /* Weights that a step of n rows reads, with even routing (1 - (1 - k/E)^n of the experts). */
 static double step_bytes(const struct bench *b, int n) {
     double hit = 0;
-    if (b->hp.n_expert > 0) hit = 1 - pow(1 - (double)b->hp.n_expert_used / b->hp.n_expert, n);
+    if (b->m.hp.n_expert > 0)
+        hit = 1 - pow(1 - (double)b->m.hp.n_expert_used / b->m.hp.n_expert, n);
     return b->fixed_bytes + hit * b->expert_bytes;
 }
 
@@ -278,11 +210,11 @@ static hd_status run_all(struct bench *b) {
     head_line(b, "prompts (one sequence)", "tokens", "");
     json_array(b, "prompts");
     for (int i = 0; i < b->prompts.n; i++) {
-        int n = b->prompts.v[i], budget = b->o->max_num_batched_tokens;
+        int n = b->prompts.v[i], budget = b->m.o->max_num_batched_tokens;
         struct point p = measure(b, n, 0);
-        HD_TRY(b->status);
-        bool is_expanded = n >= hd_engine_expand_min(&b->hp);
-        double head = (double)b->hp.n_vocab * b->hp.d_model;
+        HD_TRY(b->m.status);
+        bool is_expanded = n >= hd_engine_expand_min(&b->m.hp);
+        double head = (double)b->m.hp.n_vocab * b->m.hp.d_model;
         p.flop = 2 * ((b->active_params - head) * n + head);
         p.flop += attention_flop(b, is_expanded, 0.5 * n * (n + 1.0));
         int n_step = (n + budget - 1) / budget;
@@ -296,12 +228,12 @@ static hd_status run_all(struct bench *b) {
         for (int i = 0; i < b->batches.n; i++) {
             int n = b->batches.v[i];
             struct point p = measure(b, n, b->contexts.v[c]);
-            HD_TRY(b->status);
+            HD_TRY(b->m.status);
             p.flop = 2 * b->active_params * n;
             p.flop += attention_flop(b, false, (double)n * b->contexts.v[c]);
             p.bytes = step_bytes(b, n);
-            p.bytes +=
-                (double)n * b->contexts.v[c] * (double)hd_hparams_kv_bytes(&b->hp, b->mo.kv_format);
+            p.bytes += (double)n * b->contexts.v[c] *
+                       (double)hd_hparams_kv_bytes(&b->m.hp, b->m.mo.kv_format);
             tell(b, &p, b->contexts.v[c]);
         }
     }
@@ -312,8 +244,8 @@ static hd_status run_all(struct bench *b) {
 static void describe(struct bench *b, const char *model) {
     hd_buf device;
     hd_buf_init(&device, 1024);
-    b->dev.ops->describe(b->dev.ctx, &device);
-    const char *kv = hd_format_get(b->mo.kv_format)->name, *name = b->dev.ops->name;
+    b->m.dev.ops->describe(b->m.dev.ctx, &device);
+    const char *kv = hd_format_get(b->m.mo.kv_format)->name, *name = b->m.dev.ops->name;
     if (b->json) {
         const char *const text[][2] = {
             {"model", model}, {"backend", name}, {"device", device.ptr}, {"kv_cache_dtype", kv}};
@@ -327,9 +259,9 @@ static void describe(struct bench *b, const char *model) {
         hd_json_key(b->json, "machine");
         json_numbers(b->json, keys, values, 3);
     } else {
-        if (b->model)
+        if (b->m.model)
             printf("%s on %s: %s; KV %s, pages of %d, %d tokens a step\n", model, name, device.ptr,
-                   kv, b->mo.page_tok, b->o->max_num_batched_tokens);
+                   kv, b->m.mo.page_tok, b->m.o->max_num_batched_tokens);
         else
             printf("%s: %s\n", name, device.ptr);
         if (b->roof.flops > 0)
@@ -340,17 +272,22 @@ static void describe(struct bench *b, const char *model) {
     hd_buf_fini(&device);
 }
 
-static hd_status parse_lists(struct bench *b) {
-    HD_TRY(parse_list("prompt-lengths", b->o->bench_prompts, &b->prompts));
-    HD_TRY(parse_list("batch-sizes", b->o->bench_batches, &b->batches));
-    return parse_list("contexts", b->o->bench_contexts, &b->contexts);
+static hd_status parse_lists(struct bench *b, const struct hd_options *o) {
+    HD_TRY(parse_list("prompt-lengths", o->bench_prompts, &b->prompts));
+    HD_TRY(parse_list("batch-sizes", o->bench_batches, &b->batches));
+    return parse_list("contexts", o->bench_contexts, &b->contexts);
 }
 
-static int run(const struct hd_options *o, int n_arg, char **arg) {
-    if (n_arg > 0 && strcmp(arg[0], "serve") == 0) return hd_bench_serve(o, n_arg);
-    if (n_arg > 1) return hd_command_usage(&hd_cmd_bench, "one model at a time");
-    const char *model = n_arg == 1 ? arg[0] : o->model;
-    struct bench b = {.o = o, .seed = 1};
+static int run_cost(const struct hd_options *o, const char *model) {
+    struct hd_bench_model m;
+    hd_status s = hd_bench_open(&m, o, model);
+    if (s == HD_OK) s = hd_bench_cost(&m);
+    hd_bench_close(&m);
+    return s == HD_OK ? 0 : hd_command_error(&hd_cmd_bench);
+}
+
+static int run_points(const struct hd_options *o, const char *model) {
+    struct bench b = {0};
     hd_buf out;
     hd_buf_init(&out, 1 << 20);
     hd_json json = hd_json_begin(&out);
@@ -358,13 +295,13 @@ static int run(const struct hd_options *o, int n_arg, char **arg) {
         b.json = &json;
         hd_json_object(&json);
     }
-    hd_status s = parse_lists(&b);
-    if (s == HD_OK) s = open_all(&b, model);
+    hd_status s = parse_lists(&b, o);
+    if (s == HD_OK) s = open_all(&b, o, model);
     if (s == HD_OK) {
         describe(&b, model);
         if (o->bench_products)
             s = hd_bench_products(&(struct hd_bench_products){
-                .dev = &b.dev, .roof = &b.roof, .seconds = o->bench_seconds, .json = b.json});
+                .dev = &b.m.dev, .roof = &b.roof, .seconds = o->bench_seconds, .json = b.json});
         else
             s = run_all(&b);
     }
@@ -373,8 +310,15 @@ static int run(const struct hd_options *o, int n_arg, char **arg) {
         printf("%s\n", out.ptr);
     }
     hd_buf_fini(&out);
-    close_all(&b);
+    hd_bench_close(&b.m);
     return s == HD_OK ? 0 : hd_command_error(&hd_cmd_bench);
+}
+
+static int run(const struct hd_options *o, int n_arg, char **arg) {
+    if (n_arg > 0 && strcmp(arg[0], "serve") == 0) return hd_bench_serve(o, n_arg);
+    if (n_arg > 1) return hd_command_usage(&hd_cmd_bench, "one model at a time");
+    const char *model = n_arg == 1 ? arg[0] : o->model;
+    return o->bench_save_cost ? run_cost(o, model) : run_points(o, model);
 }
 
 const struct hd_command hd_cmd_bench = {

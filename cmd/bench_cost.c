@@ -1,0 +1,201 @@
+/* `hadal bench --save-cost FILE`: the cost profile of this machine with this model, for `hadal
+ * sim`.
+ *
+ * Steps of a grid of loads are timed in rounds over the whole grid, so that a machine that is
+ * slower for a while is so for all of them. A step counts with the sampling of its outputs. Mixed
+ * steps (decoding rows beside a prompt chunk) are timed, too, but not fitted: they tell how far the
+ * formula reaches. */
+#include "cmd/bench.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "cmd/output.h"
+#include "engine/sampler.h"
+#include "engine/sizes.h"
+#include "sim/cost.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { POINT_MAX = 256, ROUND_MAX = 200, ROUND_MIN = 5 };
+
+/* n_decode sequences of one row at position context - 1, and a chunk of n_prompt rows from first.
+ */
+struct load {
+    int n_decode, context, n_prompt, first;
+    enum hd_mla_form form;
+    bool is_other;
+};
+
+struct grid {
+    struct hd_bench_model *m;
+    struct load load[POINT_MAX];
+    hd_cost_point point[POINT_MAX];
+    int n_point, n_round;
+    float *seconds; /* [ROUND_MAX, POINT_MAX] */
+    hd_sampler *sampler;
+    hd_sampler_desk *desk;
+};
+
+static void add(struct grid *g, struct load l) {
+    const hd_model_options *o = &g->m->mo;
+    if (g->n_point == POINT_MAX || l.n_decode + (l.n_prompt > 0) > o->n_seq_max) return;
+    if (l.n_decode + l.n_prompt > o->n_row_max || l.first + l.n_prompt > o->n_pos_max) return;
+    g->load[g->n_point++] = l;
+}
+
+static void add_prompt(struct grid *g, int n, int first) {
+    add(g, (struct load){.n_prompt = n, .first = first});
+    if (hd_hparams_is_mla(&g->m->hp))
+        add(g, (struct load){.n_prompt = n, .first = first, .form = HD_MLA_EXPANDED});
+}
+
+static void fill_grid(struct grid *g) {
+    int n_pos = g->m->mo.n_pos_max, n_row = g->m->mo.n_row_max, n_seq = g->m->mo.n_seq_max;
+    const int contexts[] = {n_pos / 32 + 1, n_pos / 4, n_pos};
+    for (int n = 1; n <= n_seq; n = n < n_seq && 2 * n > n_seq ? n_seq : 2 * n)
+        for (size_t c = 0; c < HD_COUNT_OF(contexts); c++)
+            add(g, (struct load){.n_decode = n, .context = contexts[c]});
+    for (int n = 8; n <= n_row; n = n < n_row && 4 * n > n_row ? n_row : 4 * n) {
+        add_prompt(g, n, 0);
+        add_prompt(g, n, n_pos / 4);
+        add_prompt(g, n, n_pos - n);
+    }
+    for (int n = 4; n < n_seq; n *= 4) {
+        struct load l = {.n_decode = n, .context = n_pos / 8 + 1, .is_other = true};
+        for (int rows = 16; n + rows <= n_row; rows *= 8) {
+            l.n_prompt = rows;
+            add(g, l);
+            l.form = hd_hparams_is_mla(&g->m->hp) ? HD_MLA_EXPANDED : HD_MLA_ABSORBED;
+        }
+    }
+}
+
+/* Seconds of one step of this load, the tokens chosen. */
+static hd_status run(struct grid *g, int ix, double *seconds) {
+    const struct load *l = &g->load[ix];
+    struct hd_bench_model *m = g->m;
+    const float *logits;
+    hd_batch_clear(&m->batch);
+    for (int i = 0; i < l->n_decode; i++)
+        hd_bench_add_seq(m, l->context - 1, 1, HD_MLA_ABSORBED, true);
+    if (l->n_prompt > 0) hd_bench_add_seq(m, l->first, l->n_prompt, l->form, true);
+    hd_cost_load_of(&m->batch, &g->point[ix].load);
+    *seconds = hd_bench_step(m, &logits);
+    HD_TRY(m->status);
+    int64_t from_ns = hd_now_ns();
+    for (int i = 0; i < m->batch.n_out; i++) {
+        hd_sample sample = {0};
+        HD_TRY(hd_sampler_next(g->sampler, g->desk, logits + (size_t)i * (size_t)m->hp.n_vocab,
+                               NULL, 0, &sample));
+    }
+    *seconds += (double)(hd_now_ns() - from_ns) * 1e-9;
+    return HD_OK;
+}
+
+static hd_status measure(struct grid *g, double seconds_each) {
+    double sum = 0, s;
+    for (int i = 0; i < g->n_point; i++) HD_TRY(run(g, i, &s)); /* to warm up */
+    for (g->n_round = 0; g->n_round < ROUND_MAX; g->n_round++) {
+        if (g->n_round >= ROUND_MIN && sum >= seconds_each * g->n_point) break;
+        for (int i = 0; i < g->n_point; i++) {
+            HD_TRY(run(g, i, &s));
+            g->seconds[g->n_round * POINT_MAX + i] = (float)s;
+            sum += s;
+        }
+        hd_progress(NULL, "measuring", sum / (seconds_each * g->n_point + 1e-9) * 0.99);
+    }
+    hd_progress(NULL, "measured", 1);
+    return HD_OK;
+}
+
+static hd_status fit(struct grid *g, hd_cost *c) {
+    int n = 0;
+    double *factor = hd_alloc_zero((size_t)g->n_round * (size_t)g->n_point, sizeof *factor);
+    for (int i = 0; i < g->n_point; i++) {
+        double sum = 0;
+        for (int r = 0; r < g->n_round; r++) sum += (double)g->seconds[r * POINT_MAX + i];
+        g->point[i].mean_s = sum / g->n_round;
+        g->point[i].is_other = g->load[i].is_other;
+        for (int r = 0; r < g->n_round; r++)
+            factor[n++] = (double)g->seconds[r * POINT_MAX + i] / g->point[i].mean_s;
+    }
+    hd_cost_spread(c, factor, n);
+    hd_free(factor);
+    return hd_cost_fit(c, g->point, g->n_point);
+}
+
+static void describe(const struct hd_bench_model *m, hd_cost *c) {
+    hd_buf device;
+    hd_buf_init(&device, 1024);
+    m->dev.ops->describe(m->dev.ctx, &device);
+    *c = (hd_cost){.n_thread = m->o->threads,
+                   .n_ctx = m->hp.n_ctx,
+                   .expand_min = hd_engine_expand_min(&m->hp),
+                   .kv_tok_bytes = (int64_t)hd_hparams_kv_bytes(&m->hp, m->mo.kv_format),
+                   .weight_bytes = (int64_t)hd_model_weight_bytes(m->model)};
+    snprintf(c->model, sizeof c->model, "%s", m->hp.name);
+    snprintf(c->backend, sizeof c->backend, "%s", m->dev.ops->name);
+    snprintf(c->device, sizeof c->device, "%s", device.len ? device.ptr : "");
+    snprintf(c->kv_dtype, sizeof c->kv_dtype, "%s", hd_format_get(m->mo.kv_format)->name);
+    hd_buf_fini(&device);
+}
+
+static void print(const hd_cost *c, const struct grid *g, const char *path) {
+    printf("%s on %s: %s\n%d loads, %d runs each: a step takes\n", c->model, c->backend, c->device,
+           g->n_point, g->n_round);
+    for (int i = 0; i < c->n_knot; i++)
+        printf("  %9.3f ms for %d rows\n", c->knot_s[i] * 1e3, c->knot[i]);
+    printf("+ %.3f us an output\n"
+           "+ %.3f ns a position that a decoding row attends to\n"
+           "+ %.3f ns a row and position of an absorbed prompt, %.3f of an expanded one\n"
+           "+ %.3f us a position whose keys and values are expanded\n",
+           c->out_s * 1e6, c->decode_s * 1e9, c->absorbed_s * 1e9, c->expanded_s * 1e9,
+           c->expand_s * 1e6);
+    printf("error of the formula: mean %.1f %%, most %.1f %% of the %d loads it was fitted to; "
+           "mean %.1f %%, most %.1f %% of %d mixed ones\n",
+           c->error_mean * 100, c->error_max * 100, c->n_point, c->other_mean * 100,
+           c->other_max * 100, c->n_other);
+    printf("runs of one load: 5 %% take less than %.2f, 5 %% more than %.2f times the mean\n",
+           c->quantile[1], c->quantile[HD_COST_QUANTILES - 2]);
+    printf("written: %s\n", path);
+}
+
+static hd_status save(const hd_cost *c, const char *path) {
+    hd_buf text;
+    hd_buf_init(&text, 1 << 20);
+    hd_cost_write(c, &text);
+    hd_status s = hd_output_write(path, hd_buf_str(&text));
+    hd_buf_fini(&text);
+    return s;
+}
+
+static int least(int a, int b) { return a < b ? a : b; }
+
+hd_status hd_bench_cost(struct hd_bench_model *m) {
+    const struct hd_options *o = m->o;
+    int n_pos = o->max_model_len > 0 ? o->max_model_len : least(m->hp.n_ctx, 4096);
+    HD_TRY(hd_output_try(o->bench_save_cost));
+    HD_TRY(hd_bench_open_model(m, o->max_num_batched_tokens, o->max_num_seqs, n_pos));
+    struct grid *g = hd_alloc_zero(1, sizeof *g);
+    g->m = m;
+    g->seconds = hd_alloc_zero((size_t)ROUND_MAX * POINT_MAX, sizeof *g->seconds);
+    hd_sampling greedy;
+    hd_sampling_init(&greedy);
+    greedy.temperature = 0;
+    g->sampler = hd_sampler_new(&(hd_sampler_spec){.sampling = &greedy, .n_new_max = 1});
+    g->desk = hd_sampler_desk_new(m->hp.n_vocab, NULL, 0);
+    fill_grid(g);
+    hd_cost c;
+    describe(m, &c);
+    hd_status s = measure(g, o->bench_seconds);
+    if (s == HD_OK) s = fit(g, &c);
+    if (s == HD_OK) s = save(&c, o->bench_save_cost);
+    if (s == HD_OK) print(&c, g, o->bench_save_cost);
+    hd_sampler_free(g->sampler);
+    hd_sampler_desk_free(g->desk);
+    hd_free(g->seconds);
+    hd_free(g);
+    return s;
+}

@@ -1,0 +1,79 @@
+/* The model that `hadal bench` times: opened without an engine, its batches made by hand. */
+#include "cmd/bench.h"
+
+#include "base/clock.h"
+#include "engine/load.h"
+#include "engine/sizes.h"
+
+hd_status hd_bench_open(struct hd_bench_model *b, const struct hd_options *o, const char *model) {
+    hd_engine_config config = {.model = model};
+    hd_dev_config dc = {.n_thread = o->threads, .isa = o->isa, .cuda_library = o->cuda_library};
+    *b = (struct hd_bench_model){.o = o, .seed = 1};
+    HD_TRY(hd_engine_kv_format(o->kv_cache_dtype, &b->mo.kv_format));
+    HD_TRY(hd_engine_open_checkpoint(&config, &b->checkpoint));
+    HD_TRY(hd_hparams_read(b->checkpoint, &b->hp));
+    return hd_dev_open(o->backend, &dc, &b->dev);
+}
+
+hd_status hd_bench_open_model(struct hd_bench_model *b, int n_row, int n_seq, int n_pos) {
+    if (n_pos > b->hp.n_ctx)
+        return HD_FAIL(CONTEXT, "%d tokens of context: the model has %d", n_pos, b->hp.n_ctx);
+    int page_tok = b->o->block_size, seq_pages = (n_pos + page_tok - 1) / page_tok;
+    b->mo = (hd_model_options){.n_row_max = n_row > n_seq ? n_row : n_seq,
+                               .n_seq_max = n_seq,
+                               .n_out_max = n_seq,
+                               .n_pos_max = n_pos,
+                               .n_page = seq_pages * n_seq,
+                               .page_tok = page_tok,
+                               .kv_format = b->mo.kv_format};
+    HD_TRY(hd_model_open(b->checkpoint, &b->dev, &b->mo, hd_load_progress, NULL, &b->model));
+    hd_batch_init(&b->batch, b->mo.n_row_max, n_seq, b->mo.n_page, page_tok);
+    return HD_OK;
+}
+
+void hd_bench_close_model(struct hd_bench_model *b) {
+    if (!b->model) return;
+    hd_batch_fini(&b->batch);
+    hd_model_close(b->model);
+    b->model = NULL;
+}
+
+void hd_bench_close(struct hd_bench_model *b) {
+    hd_bench_close_model(b);
+    hd_dev_close(&b->dev);
+    hd_checkpoint_close(b->checkpoint);
+}
+
+static int32_t random_token(struct hd_bench_model *b) {
+    b->seed = b->seed * 6364136223846793005u + 1442695040888963407u;
+    return (int32_t)((b->seed >> 33) % (uint64_t)b->hp.n_vocab);
+}
+
+void hd_bench_add_seq(struct hd_bench_model *b, int first, int n, enum hd_mla_form form,
+                      bool has_out) {
+    hd_batch *t = &b->batch;
+    int s = t->n_seq++, end = first + n, n_page = (end + t->page_tok - 1) / t->page_tok;
+    int seq_pages = b->mo.n_page / b->mo.n_seq_max;
+    HD_ASSERT(s < b->mo.n_seq_max && n_page <= seq_pages);
+    t->seq_slot[s] = s;
+    for (int i = 0; i < n_page; i++) t->page[t->n_page++] = s + i * b->mo.n_seq_max;
+    for (int pos = first; pos < end; pos++) {
+        int r = t->n_row++;
+        t->token[r] = random_token(b);
+        t->pos[r] = pos;
+        t->row_seq[r] = s;
+        t->kv_row[r] = t->page[t->seq_page0[s] + pos / t->page_tok] * t->page_tok;
+        t->kv_row[r] += pos % t->page_tok;
+        t->form[r] = (uint8_t)form;
+    }
+    t->seq_row0[s + 1] = t->n_row;
+    t->seq_page0[s + 1] = t->n_page;
+    if (has_out) t->out_row[t->n_out++] = t->n_row - 1;
+}
+
+double hd_bench_step(struct hd_bench_model *b, const float **logits) {
+    int64_t start = hd_now_ns();
+    hd_status s = hd_model_forward(b->model, &b->batch, logits);
+    if (s != HD_OK) b->status = s;
+    return (double)(hd_now_ns() - start) / 1e9;
+}

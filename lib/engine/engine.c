@@ -167,17 +167,6 @@ static void open_loop(hd_engine *e, const hd_engine_config *c, enum hd_format kv
     int n_no_token;
     int32_t *no_token = list_no_token(e, hp->n_vocab, &n_no_token);
     hd_loop_config lc = {
-        .sched = {.n_seq_max = c->max_num_seqs,
-                  .n_row_max = z->n_row_max,
-                  .chunk_max = c->context_chunk_size,
-                  .chunked = c->enable_chunked_context,
-                  .n_pos_max = z->n_ctx,
-                  .n_page = z->n_page,
-                  .page_tok = c->block_size,
-                  .prefix_cache = c->enable_prefix_caching,
-                  .exact = c->exact,
-                  .expand_min = z->expand_min,
-                  .model_key = model_key(e, hp, kv_format)},
         .n_queue_max = c->max_num_queued_reqs,
         .queue_tok_max = c->max_num_queued_tokens,
         .clock = hd_clock_real(),
@@ -191,6 +180,8 @@ static void open_loop(hd_engine *e, const hd_engine_config *c, enum hd_format kv
         .tokenizer = e->tokenizer,
         .has_metrics = true,
     };
+    hd_engine_sched_config(c, z, &lc.sched);
+    lc.sched.model_key = model_key(e, hp, kv_format);
     if (getrandom(&lc.seed, sizeof lc.seed, 0) != (ssize_t)sizeof lc.seed)
         lc.seed = (uint64_t)hd_now_ns();
     e->loop = hd_loop_new(&lc);

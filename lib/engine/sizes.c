@@ -113,3 +113,17 @@ hd_status hd_engine_size(const hd_engine_config *c, const hd_hparams *hp, enum h
                              .expand_min = hd_engine_expand_min(hp)};
     return HD_OK;
 }
+
+void hd_engine_sched_config(const hd_engine_config *c, const hd_engine_sizes *z,
+                            hd_sched_config *out) {
+    *out = (hd_sched_config){.n_seq_max = c->max_num_seqs,
+                             .n_row_max = z->n_row_max,
+                             .chunk_max = c->context_chunk_size,
+                             .chunked = c->enable_chunked_context,
+                             .n_pos_max = z->n_ctx,
+                             .n_page = z->n_page,
+                             .page_tok = c->block_size,
+                             .prefix_cache = c->enable_prefix_caching,
+                             .exact = c->exact,
+                             .expand_min = z->expand_min};
+}

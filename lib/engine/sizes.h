@@ -4,6 +4,7 @@
 
 #include "hadal.h"
 #include "model/model.h"
+#include "sched/sched.h"
 
 typedef struct hd_engine_sizes {
     int n_ctx;     /* effective window */
@@ -17,6 +18,11 @@ typedef struct hd_engine_sizes {
 HD_MUST_CHECK hd_status hd_engine_size(const hd_engine_config *c, const hd_hparams *hp,
                                        enum hd_format kv_format, uint64_t free_bytes,
                                        hd_engine_sizes *out);
+
+/* The scheduler's part of the configuration, but for its model_key: for an engine, and for who
+ * simulates one. */
+void hd_engine_sched_config(const hd_engine_config *c, const hd_engine_sizes *z,
+                            hd_sched_config *out);
 
 /* The number type that hd_engine_config.kv_cache_dtype means; NULL and "auto": F32. HD_E_INVALID:
  * another word than those. Whether the backend has it is hd_model_open's to say. */

@@ -38,6 +38,12 @@ string(REPLACE ";" ", sm_" names "${names}")
 target_compile_definitions(hadal_cuda PRIVATE _GNU_SOURCE $<$<CONFIG:Debug>:HD_DEBUG=1>
     HD_DEV_CONTRACT="${CONTRACT}" "HD_CUDA_ARCHITECTURES=\"${names}\"")
 target_include_directories(hadal_cuda PRIVATE lib)
+# The profiling interface's header is enough: its library is opened when profiling begins (lib/cuda/profile.c).
+find_path(CUPTI_INCLUDE cupti.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${CUDAToolkit_LIBRARY_ROOT}/extras/CUPTI/include)
+if(CUPTI_INCLUDE)
+    target_include_directories(hadal_cuda SYSTEM PRIVATE ${CUPTI_INCLUDE})
+    target_compile_definitions(hadal_cuda PRIVATE HD_CUDA_CUPTI=1)
+endif()
 target_compile_options(hadal_cuda PRIVATE
     "$<$<COMPILE_LANGUAGE:C>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wvla;-Wstrict-prototypes;-Wmissing-prototypes;-Werror;-ffp-contract=off;-g>"
     "$<$<COMPILE_LANGUAGE:CUDA>:-O3;--Werror=all-warnings;-lineinfo>")

@@ -147,6 +147,7 @@ static const hd_dev_ops ops = {
     .prepare = hd_cuda_prepare,
     .release = hd_cuda_release,
     .kernel = kernel,
+    .profile = hd_cuda_profile,
 #define HD_OP(name, what) .name = hd_cuda_op_##name,
 #include "dev/op.def"
 #undef HD_OP

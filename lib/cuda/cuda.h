@@ -25,6 +25,7 @@ typedef struct hd_cuda {
     enum hd_compute compute;
     bool is_deterministic; /* level 1 everywhere: kernels.h */
     hd_cuda_graphs *graphs;
+    bool is_profiled_by_op; /* no graphs meanwhile */
     hd_cuda_stage stage[HD_CUDA_STAGES];
     int stage_ix;
     size_t batch_room;  /* bytes of each stage's host memory, and of the next */
@@ -76,6 +77,13 @@ void hd_cuda_graphs_drop(hd_cuda_graphs *g);
 void hd_cuda_graphs_begin(hd_cuda *c);
 /* Enqueues what was deferred: before anything that waits, copies or frees. */
 HD_MUST_CHECK hd_status hd_cuda_flush(hd_cuda *c);
+
+/* ---- profile.c: what ran on the device ---- */
+
+hd_status hd_cuda_profile(void *ctx, hd_spans *t, bool by_op);
+/* Around the launches of an op that is not part of a graph. */
+void hd_cuda_profile_enter(const hd_cuda *c, enum hd_op op);
+void hd_cuda_profile_leave(const hd_cuda *c);
 
 /* ---- ops.c: enqueue now; memory.c ---- */
 

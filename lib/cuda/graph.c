@@ -68,7 +68,7 @@ void hd_cuda_graphs_begin(hd_cuda *c) {
     const hd_batch *b = &c->batch;
     hd_cuda_graphs *g = c->graphs;
     g->n_byte = 0;
-    g->is_deferring = b->n_row == b->n_seq && b->n_row == b->n_out;
+    g->is_deferring = !c->is_profiled_by_op && b->n_row == b->n_seq && b->n_row == b->n_out;
     if (!g->is_deferring) return;
     int n_unit = 1; /* few shapes: tasks past a row's end return at once */
     while (n_unit < c->n_unit) n_unit *= 2;
@@ -92,7 +92,10 @@ static bool defer(hd_cuda *c, enum hd_op op, const void *args, size_t n_byte) {
 
 #define HD_OP(name, what)                                                                          \
     void hd_cuda_op_##name(void *ctx, const struct hd_op_##name *args) {                           \
-        if (!defer(ctx, HD_OP_##name, args, sizeof *args)) hd_cuda_now_##name(ctx, args);          \
+        if (defer(ctx, HD_OP_##name, args, sizeof *args)) return;                                  \
+        hd_cuda_profile_enter(ctx, HD_OP_##name);                                                  \
+        hd_cuda_now_##name(ctx, args);                                                             \
+        hd_cuda_profile_leave(ctx);                                                                \
     }
 #include "dev/op.def"
 #undef HD_OP

@@ -14,6 +14,7 @@
 
 #include "base/buf.h"
 #include "dev/op.h"
+#include "dev/spans.h"
 
 /* What a GPU's products compute with: sums of BF16 terms that are as right as float32, or inputs
  * and weights rounded to BF16 once; sums are float32 either way, and the router's product is always
@@ -94,6 +95,11 @@ typedef struct hd_dev_ops {
     const char *(*kernel)(void *ctx, enum hd_op op, enum hd_format f);
     /* Optional (NULL): takes about a second, allocates out->buffer_bytes meanwhile. */
     hd_status (*roofline)(void *ctx, hd_dev_roofline *out);
+    /* Optional (NULL; a device that computes when it is called needs none): from now on what runs
+     * is noted; t NULL: waits for all of it, adds it to the t of before, and ends. by_op: every op
+     * is launched apart, so that each span knows its own; else as always. HD_E_UNSUPPORTED says
+     * what is missing. */
+    hd_status (*profile)(void *ctx, hd_spans *t, bool by_op);
     /* Optional (NULL): from now on o (copied; NULL: nobody) is told the inputs of products. */
     void (*observe)(void *ctx, const hd_dev_observer *o);
 #define HD_OP(name, what) void (*name)(void *ctx, const struct hd_op_##name *args);

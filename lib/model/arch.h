@@ -6,6 +6,7 @@
 #ifndef HD_MODEL_ARCH_H
 #define HD_MODEL_ARCH_H
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "model/model.h"
 
@@ -59,7 +60,12 @@ typedef struct hd_arch {
         .offset = offsetof(struct struct_, field), __VA_ARGS__                                     \
     }
 /* One block op on the device of the model m. */
-#define HD_RUN(op, ...) m->dev.ops->op(m->dev.ctx, &(struct hd_op_##op){__VA_ARGS__})
+#define HD_RUN(op_, ...)                                                                           \
+    do {                                                                                           \
+        int64_t hd_from_ns_ = m->spans ? hd_now_ns() : 0;                                          \
+        m->dev.ops->op_(m->dev.ctx, &(struct hd_op_##op_){__VA_ARGS__});                           \
+        if (m->spans) hd_model_note(m, HD_OP_##op_, hd_from_ns_);                                  \
+    } while (0)
 
 extern const hd_arch hd_arch_deepseek2; /* deepseek2.c */
 extern const hd_arch hd_arch_llama;     /* llama.c */
@@ -102,6 +108,7 @@ struct hd_model {
     void *work;         /* the architecture's workspace struct, in the arena */
     float *host_logits; /* [n_out_max, V], or NULL: the device's memory is the host's */
     uint64_t weight_bytes, kv_bytes, workspace_bytes;
+    hd_spans *spans; /* of the calls of ops; NULL: not profiled */
 };
 
 /* Binds every slot (weights.c). HD_E_UNSUPPORTED names op, tensor, format and device. */
@@ -110,6 +117,8 @@ HD_MUST_CHECK hd_status hd_weights_bind(hd_model *m,
                                         void *user);
 void hd_weights_release(hd_model *m);
 
+/* Notes a call of op, which began at from_ns, in the model's spans. */
+void hd_model_note(hd_model *m, enum hd_op op, int64_t from_ns);
 /* p is given back when the model is closed. */
 void hd_model_hold(hd_model *m, void *p, bool is_device);
 /* Device memory that lives as long as the model, counted as workspace: n_elem zeroed elements. */

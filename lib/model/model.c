@@ -211,3 +211,18 @@ hd_status hd_model_forward(hd_model *m, const hd_batch *b, const float **logits)
     *logits = m->host_logits;
     return HD_OK;
 }
+
+hd_status hd_model_profile(hd_model *m, hd_spans *t, bool by_op) {
+    m->spans = NULL;
+    if (m->dev.ops->profile) HD_TRY(m->dev.ops->profile(m->dev.ctx, t, by_op));
+    m->spans = t;
+    return HD_OK;
+}
+
+void hd_model_note(hd_model *m, enum hd_op op, int64_t from_ns) {
+    hd_spans_add(m->spans, &(hd_span){.kind = HD_SPAN_CALL,
+                                      .op = op,
+                                      .lane = HD_LANE_HOST,
+                                      .start_ns = from_ns,
+                                      .end_ns = hd_now_ns()});
+}

@@ -82,6 +82,10 @@ uint64_t hd_model_workspace_bytes(const hd_model *m); /* activations and logits 
  * broke. Without out_row it may return before the device is done. */
 HD_MUST_CHECK hd_status hd_model_forward(hd_model *m, const hd_batch *b, const float **logits);
 
+/* From now on the calls of ops, and what runs on the device, are noted in t (borrowed); t NULL: no
+ * longer, t of before is complete then. by_op: see hd_dev_ops.profile. */
+HD_MUST_CHECK hd_status hd_model_profile(hd_model *m, hd_spans *t, bool by_op);
+
 /* Prints the operator plan (op, weight format, kernel), one line an op and layer range. */
 void hd_model_plan_text(const hd_model *m, hd_buf *b);
 

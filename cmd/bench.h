@@ -33,6 +33,11 @@ void hd_bench_add_seq(struct hd_bench_model *b, int first, int n, enum hd_mla_fo
 /* Seconds of one forward pass, its logits on the host. */
 double hd_bench_step(struct hd_bench_model *b, const float **logits);
 
+/* Seconds of a prompt in steps of max_num_batched_tokens; of a step of n_seq sequences that have
+ * context tokens each, the new one included. */
+double hd_bench_prompt(struct hd_bench_model *b, int n_tok);
+double hd_bench_decode(struct hd_bench_model *b, int n_seq, int context);
+
 /* --save-cost: measures the cost profile of an opened model, and writes it. */
 HD_MUST_CHECK hd_status hd_bench_cost(struct hd_bench_model *m);
 

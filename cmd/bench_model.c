@@ -7,8 +7,9 @@
 
 hd_status hd_bench_open(struct hd_bench_model *b, const struct hd_options *o, const char *model) {
     hd_engine_config config = {.model = model};
-    hd_dev_config dc = {.n_thread = o->threads, .isa = o->isa, .cuda_library = o->cuda_library};
+    hd_dev_config dc;
     *b = (struct hd_bench_model){.o = o, .seed = 1};
+    HD_TRY(hd_dev_config_from(o, &dc));
     HD_TRY(hd_engine_kv_format(o->kv_cache_dtype, &b->mo.kv_format));
     HD_TRY(hd_engine_open_checkpoint(&config, &b->checkpoint));
     HD_TRY(hd_hparams_read(b->checkpoint, &b->hp));
@@ -76,4 +77,25 @@ double hd_bench_step(struct hd_bench_model *b, const float **logits) {
     hd_status s = hd_model_forward(b->model, &b->batch, logits);
     if (s != HD_OK) b->status = s;
     return (double)(hd_now_ns() - start) / 1e9;
+}
+
+double hd_bench_prompt(struct hd_bench_model *b, int n_tok) {
+    enum hd_mla_form form =
+        n_tok >= hd_engine_expand_min(&b->hp) ? HD_MLA_EXPANDED : HD_MLA_ABSORBED;
+    double seconds = 0;
+    const float *logits;
+    for (int at = 0, n; at < n_tok && b->status == HD_OK; at += n) {
+        n = n_tok - at < b->o->max_num_batched_tokens ? n_tok - at : b->o->max_num_batched_tokens;
+        hd_batch_clear(&b->batch);
+        hd_bench_add_seq(b, at, n, form, at + n == n_tok);
+        seconds += hd_bench_step(b, &logits);
+    }
+    return seconds;
+}
+
+double hd_bench_decode(struct hd_bench_model *b, int n_seq, int context) {
+    const float *logits;
+    hd_batch_clear(&b->batch);
+    for (int s = 0; s < n_seq; s++) hd_bench_add_seq(b, context - 1, 1, HD_MLA_ABSORBED, true);
+    return hd_bench_step(b, &logits);
 }

@@ -92,33 +92,6 @@ static hd_status open_all(struct bench *b, const struct hd_options *o, const cha
     return hd_bench_open_model(&b->m, o->max_num_batched_tokens, largest(&b->batches), n_pos);
 }
 
-/* ---- batches ---- */
-
-static double run_batch(struct bench *b) {
-    const float *logits;
-    return hd_bench_step(&b->m, &logits);
-}
-
-static double run_prompt(struct bench *b, int n_tok) {
-    enum hd_mla_form form =
-        n_tok >= hd_engine_expand_min(&b->m.hp) ? HD_MLA_EXPANDED : HD_MLA_ABSORBED;
-    double seconds = 0;
-    for (int at = 0, n; at < n_tok; at += n) {
-        n = n_tok - at < b->m.o->max_num_batched_tokens ? n_tok - at
-                                                        : b->m.o->max_num_batched_tokens;
-        hd_batch_clear(&b->m.batch);
-        hd_bench_add_seq(&b->m, at, n, form, at + n == n_tok);
-        seconds += run_batch(b);
-    }
-    return seconds;
-}
-
-static double run_step(struct bench *b, int n_seq, int context) {
-    hd_batch_clear(&b->m.batch);
-    for (int s = 0; s < n_seq; s++) hd_bench_add_seq(&b->m, context - 1, 1, HD_MLA_ABSORBED, true);
-    return run_batch(b);
-}
-
 static int ascending(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -129,12 +102,12 @@ static struct point measure(struct bench *b, int n, int context) {
     struct point p = {.n_tok = n};
     double sum = 0;
     if (context > 0)
-        run_step(b, n, context);
+        hd_bench_decode(&b->m, n, context);
     else
-        run_prompt(b, n);
+        hd_bench_prompt(&b->m, n);
     while (b->m.status == HD_OK && p.n_run < RUN_MAX &&
            (p.n_run < 3 || sum < b->m.o->bench_seconds)) {
-        double s = context > 0 ? run_step(b, n, context) : run_prompt(b, n);
+        double s = context > 0 ? hd_bench_decode(&b->m, n, context) : hd_bench_prompt(&b->m, n);
         p.seconds[p.n_run++] = s;
         sum += s;
     }

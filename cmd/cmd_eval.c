@@ -106,12 +106,9 @@ static hd_status check_inputs(const struct hd_options *o) {
 static hd_status open_all(struct hd_eval *e, const char *model) {
     const struct hd_options *o = e->o;
     hd_engine_config config = {.model = model};
-    hd_dev_config dc = {.n_thread = o->threads,
-                        .isa = o->isa,
-                        .cuda_library = o->cuda_library,
-                        .is_deterministic = o->deterministic};
+    hd_dev_config dc;
     enum hd_format kv_format;
-    HD_TRY(hd_compute_of(o->dtype, &dc.compute));
+    HD_TRY(hd_dev_config_from(o, &dc));
     HD_TRY(check_inputs(o));
     HD_TRY(hd_engine_kv_format(o->kv_cache_dtype, &kv_format));
     HD_TRY(hd_engine_open_checkpoint(&config, &e->checkpoint));

@@ -7,6 +7,7 @@
 #define HD_CMD_COMMAND_H
 
 #include "base/opt.h"
+#include "dev/dev.h"
 #include "hadal.h"
 
 struct hd_options {
@@ -45,6 +46,10 @@ int hd_command_usage(const struct hd_command *c, const char *fmt, ...) HD_PRINTF
 /* The engine's configuration from the options (pointers borrowed from o). A progress bar is shown
  * while loading when stderr is a terminal. */
 void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c);
+
+/* The device's configuration from the options, for commands that run a model without an engine.
+ */
+HD_MUST_CHECK hd_status hd_dev_config_from(const struct hd_options *o, hd_dev_config *c);
 
 /* A progress bar on stderr when it is a terminal; nothing otherwise. done in [0, 1]; 1 ends it. */
 void hd_progress(void *unused, const char *what, double done);

@@ -40,6 +40,14 @@ static int smaller_nonzero(int a, int b) {
     return a < b ? a : b;
 }
 
+hd_status hd_dev_config_from(const struct hd_options *o, hd_dev_config *c) {
+    *c = (hd_dev_config){.n_thread = o->threads,
+                         .isa = o->isa,
+                         .cuda_library = o->cuda_library,
+                         .is_deterministic = o->deterministic};
+    return hd_compute_of(o->dtype, &c->compute);
+}
+
 void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c) {
     hd_engine_config_init(c);
     c->model = o->model;

@@ -28,9 +28,10 @@ static inline int32_t hd_slot_of_token(int32_t token) { return -1 - token; }
 typedef struct hd_draw {
     double u;          /* uniform in [0, 1): what decides */
     float temperature; /* 0: the largest logit */
-    float top_p, min_p;
-    int32_t top_k; /* 0: no bound */
-    bool is_host;  /* the host chooses: the row's logits are wanted there */
+    float min_x;       /* ln(min_p): least (logit - max) / temperature */
+    float top_p;       /* 1: no bound */
+    int32_t top_k;     /* 0: no bound */
+    bool is_host;      /* the host chooses: the row's logits are wanted there */
 } hd_draw;
 
 typedef struct hd_batch {

@@ -76,6 +76,7 @@ static void cpu_close(void *ctx) {
     hd_cpu *c = ctx;
     if (c == NULL) return;
     hd_pool_close(c->pool);
+    hd_cpu_free_desks(c);
     hd_free(c->arena);
     hd_free(c);
 }
@@ -129,7 +130,11 @@ static void embed_row(void *ctx, int row, int thread) {
     const embed_job *j = ctx;
     const hd_weight *w = j->a->table;
     size_t bytes = hd_format_bytes(w->format, (size_t)w->n_in);
-    HD_DASSERT(j->a->token[row] >= 0 && j->a->token[row] < w->n_out);
+    if (j->a->token[row] < 0) {
+        int32_t last = j->a->last[hd_slot_of_token(j->a->token[row])];
+        j->a->token[row] = last < 0 ? 0 : last;
+    }
+    HD_DASSERT(j->a->token[row] < w->n_out);
     hd_cpu_decode(j->c, w->format, (const char *)w->mat[0] + (size_t)j->a->token[row] * bytes,
                   j->a->x + (size_t)row * (size_t)w->n_in, w->n_in);
 }
@@ -211,6 +216,29 @@ static void cpu_head(void *ctx, const struct hd_op_head *args) {
     }
 }
 
+typedef struct sample_job {
+    const hd_cpu *c;
+    const struct hd_op_sample *a;
+} sample_job;
+
+static void sample_row(void *ctx, int row, int thread) {
+    const sample_job *j = ctx;
+    const struct hd_op_sample *a = j->a;
+    const hd_batch *b = a->batch;
+    a->token[row] = -1;
+    if (b->draw[row].is_host) return;
+    a->token[row] = hd_draw_row(j->c->desk[thread], a->logits + (size_t)row * (size_t)a->n_vocab,
+                                a->is_token, &b->draw[row]);
+    a->last[b->seq_slot[b->row_seq[b->out_row[row]]]] = a->token[row];
+}
+
+static void cpu_sample(void *ctx, const struct hd_op_sample *args) {
+    hd_cpu *c = ctx;
+    HD_ASSERT(args->n_vocab == c->limits.n_vocab);
+    sample_job j = {.c = c, .a = args};
+    hd_cpu_rows(c, args->n_out, args->n_vocab, sample_row, &j);
+}
+
 const hd_dev_ops hd_dev_cpu = {
     .name = "cpu",
     .open = cpu_open,
@@ -233,4 +261,5 @@ const hd_dev_ops hd_dev_cpu = {
     .route = hd_cpu_route,
     .moe = hd_cpu_moe,
     .head = cpu_head,
+    .sample = cpu_sample,
 };

@@ -8,6 +8,7 @@
 #include "base/pool.h"
 #include "cpu/kernel.h"
 #include "dev/dev.h"
+#include "dev/draw.h"
 
 #define HD_CPU_EXPERT_MAX 2048 /* reserve() refuses more */
 #define HD_CPU_KV_BLOCK 64     /* positions of one attention block */
@@ -88,6 +89,7 @@ typedef struct hd_cpu {
     hd_dev_observer observer; /* inputs NULL: nobody */
     void *arena;              /* everything below; NULL before reserve */
     hd_cpu_scratch *thread;   /* [n_thread] */
+    hd_draw_desk **desk;      /* [n_thread] for the op `sample`; NULL before reserve */
     float *normed;            /* [R, d_model] */
     float *a;                 /* [R, max(q_lora, d_ff, d_expert*n_used)]: between two products */
     float *kv;                /* [R, n_c+n_rope]; GQA: [2, R, n_kv] */
@@ -167,6 +169,7 @@ int hd_cpu_make_groups(hd_cpu *c, const hd_batch *b, const int32_t *list, int fi
                        int n_max);
 
 hd_status hd_cpu_reserve(void *ctx, const hd_dev_limits *limits);
+void hd_cpu_free_desks(hd_cpu *c);
 hd_status hd_cpu_roofline(void *ctx, hd_dev_roofline *out);
 void hd_cpu_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args);
 void hd_cpu_mla_attn(void *ctx, const struct hd_op_mla_attn *args);

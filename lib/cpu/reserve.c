@@ -85,6 +85,17 @@ static void lay_out(cut *k, hd_cpu *c, const hd_dev_limits *l) {
     c->moe_first = take(k, n_expert + 1, sizeof *c->moe_first);
 }
 
+void hd_cpu_free_desks(hd_cpu *c) {
+    for (int i = 0; c->desk != NULL && i < c->n_thread; i++) hd_draw_desk_free(c->desk[i]);
+    hd_free(c->desk);
+    c->desk = NULL;
+}
+
+static void new_desks(hd_cpu *c, int n_vocab) {
+    c->desk = hd_alloc_zero((size_t)c->n_thread, sizeof *c->desk);
+    for (int i = 0; i < c->n_thread; i++) c->desk[i] = hd_draw_desk_new(n_vocab);
+}
+
 hd_status hd_cpu_reserve(void *ctx, const hd_dev_limits *limits) {
     hd_cpu *c = ctx;
     cut count = {0};
@@ -92,13 +103,18 @@ hd_status hd_cpu_reserve(void *ctx, const hd_dev_limits *limits) {
     if (limits->n_expert > HD_CPU_EXPERT_MAX)
         return HD_FAIL(UNSUPPORTED, "backend cpu: %d experts, at most %d", limits->n_expert,
                        HD_CPU_EXPERT_MAX);
+    if (limits->n_vocab > HD_DRAW_VOCAB_MAX)
+        return HD_FAIL(UNSUPPORTED, "backend cpu: %d tokens of a vocabulary, at most %d",
+                       limits->n_vocab, HD_DRAW_VOCAB_MAX);
     lay_out(&count, c, limits);
     HD_TRY(hd_alloc_large(count.at, &memory));
+    hd_cpu_free_desks(c);
     hd_free(c->arena);
     c->arena = memory;
     c->limits = *limits;
     cut real = {.base = memory};
     lay_out(&real, c, limits);
+    new_desks(c, limits->n_vocab);
     for (int i = 0; i < limits->n_row * limits->n_used; i++) c->moe_slot[i] = i;
     return HD_OK;
 }

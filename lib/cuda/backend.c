@@ -40,6 +40,10 @@ static void close_cuda(void *ctx) {
     hd_cuda_free_batch(c);
     for (int i = 0; i < HD_CUDA_STAGES; i++)
         if (c->stage[i].copied) (void)cudaEventDestroy(c->stage[i].copied);
+    for (int i = 0; i < HD_DEV_STEPS; i++) {
+        if (c->result[i].arrived) (void)cudaEventDestroy(c->result[i].arrived);
+        (void)cudaFreeHost(c->result[i].host);
+    }
     (void)cudaFree(c->scratch);
     if (c->stream) (void)cudaStreamDestroy(c->stream);
     hd_free(c);
@@ -49,6 +53,9 @@ static hd_status open_queue(hd_cuda *c) {
     HD_TRY(hd_cuda_told(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "a stream"));
     for (int i = 0; i < HD_CUDA_STAGES; i++)
         HD_TRY(hd_cuda_told(cudaEventCreateWithFlags(&c->stage[i].copied, cudaEventDisableTiming),
+                            "an event"));
+    for (int i = 0; i < HD_DEV_STEPS; i++)
+        HD_TRY(hd_cuda_told(cudaEventCreateWithFlags(&c->result[i].arrived, cudaEventDisableTiming),
                             "an event"));
     return HD_OK;
 }
@@ -142,6 +149,8 @@ static const hd_dev_ops ops = {
     .put = put,
     .get = get,
     .upload = hd_cuda_upload,
+    .send = hd_cuda_send,
+    .receive = hd_cuda_receive,
     .free_bytes = free_bytes,
     .reserve = hd_cuda_reserve,
     .prepare = hd_cuda_prepare,

@@ -6,6 +6,7 @@
 #define HD_CUDA_H
 
 #include "cuda/kernels.h"
+#include "dev/draw.h"
 #include "dev/plugin.h"
 
 /* Where a batch waits for its copy: pinned host memory. */
@@ -14,6 +15,11 @@ typedef struct hd_cuda_stage {
     cudaEvent_t copied; /* it may be written again */
 } hd_cuda_stage;
 enum { HD_CUDA_STAGES = 2 };
+/* Where a step's tokens arrive: pinned host memory. */
+typedef struct hd_cuda_result {
+    char *host; /* [limits.n_out] tokens; NULL before reserve */
+    cudaEvent_t arrived;
+} hd_cuda_result;
 
 typedef struct hd_cuda_graphs hd_cuda_graphs; /* graph.c */
 
@@ -28,6 +34,7 @@ typedef struct hd_cuda {
     bool is_profiled_by_op; /* no graphs meanwhile */
     hd_cuda_stage stage[HD_CUDA_STAGES];
     int stage_ix;
+    hd_cuda_result result[HD_DEV_STEPS];
     size_t batch_room;  /* bytes of each stage's host memory, and of the next */
     char *batch_memory; /* the arrays of `batch` */
     hd_batch batch;     /* of the last upload: arrays on the device */
@@ -93,6 +100,8 @@ void hd_cuda_profile_leave(const hd_cuda *c);
 hd_status hd_cuda_reserve(void *ctx, const hd_dev_limits *limits);
 void hd_cuda_free_batch(hd_cuda *c);
 hd_status hd_cuda_upload(void *ctx, const hd_batch *b, const hd_batch **out);
+hd_status hd_cuda_send(void *ctx, int ix, const void *from, size_t n_byte);
+hd_status hd_cuda_receive(void *ctx, int ix, void *to, size_t n_byte);
 hd_status hd_cuda_prepare(void *ctx, hd_weight *w);
 void hd_cuda_release(void *ctx, hd_weight *w);
 

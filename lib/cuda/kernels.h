@@ -83,8 +83,9 @@ typedef struct hd_cuda_norm {
 } hd_cuda_norm;
 void hd_cuda_run_norm(const hd_cuda_norm *a, cudaStream_t stream);
 
-void hd_cuda_run_embed(const hd_cuda_mat *table, const int32_t *token, int n_row, float *x,
+void hd_cuda_run_embed(const struct hd_op_embed *args, const hd_cuda_mat *table,
                        cudaStream_t stream);
+void hd_cuda_run_sample(const struct hd_op_sample *args, cudaStream_t stream);
 
 /* What follows the projections in front of attention. args' pointers are the device's. */
 void hd_cuda_run_mla_finish(const struct hd_op_mla_qkv *args, float *kv, cudaStream_t stream);

@@ -81,6 +81,13 @@ hd_status hd_cuda_reserve(void *ctx, const hd_dev_limits *limits) {
                        count.at);
     }
     HD_TRY(hd_cuda_told(e, "cudaMalloc"));
+    for (int i = 0; i < HD_DEV_STEPS; i++) {
+        (void)cudaFreeHost(c->result[i].host);
+        c->result[i].host = NULL;
+        HD_TRY(hd_cuda_told(
+            cudaMallocHost((void **)&c->result[i].host, (size_t)limits->n_out * sizeof(int32_t)),
+            "results"));
+    }
     cut real = {.base = memory};
     c->scratch = memory;
     c->limits = *limits;
@@ -243,5 +250,25 @@ hd_status hd_cuda_upload(void *ctx, const hd_batch *b, const hd_batch **out) {
     c->n_unit = top / HD_CUDA_UNIT + 1;
     hd_cuda_graphs_begin(c);
     *out = &c->batch;
+    return HD_OK;
+}
+
+/* ---- results ---- */
+
+hd_status hd_cuda_send(void *ctx, int ix, const void *from, size_t n_byte) {
+    hd_cuda *c = ctx;
+    hd_cuda_result *r = &c->result[ix];
+    HD_ASSERT(n_byte <= (size_t)c->limits.n_out * sizeof(int32_t));
+    HD_TRY(hd_cuda_flush(c));
+    HD_TRY(hd_cuda_told(cudaGetLastError(), "a kernel"));
+    HD_TRY(hd_cuda_told(cudaMemcpyAsync(r->host, from, n_byte, cudaMemcpyDeviceToHost, c->stream),
+                        "tokens"));
+    return hd_cuda_told(cudaEventRecord(r->arrived, c->stream), "tokens");
+}
+
+hd_status hd_cuda_receive(void *ctx, int ix, void *to, size_t n_byte) {
+    hd_cuda *c = ctx;
+    HD_TRY(hd_cuda_told(cudaEventSynchronize(c->result[ix].arrived), "a step"));
+    memcpy(to, c->result[ix].host, n_byte);
     return HD_OK;
 }

@@ -25,7 +25,7 @@ static void norm(hd_cuda *c, hd_cuda_norm a) { hd_cuda_run_norm(&a, c->stream); 
 
 void hd_cuda_now_embed(void *ctx, const struct hd_op_embed *args) {
     hd_cuda *c = ctx;
-    hd_cuda_run_embed(hd_cuda_mat_of(args->table), args->token, args->n_row, args->x, c->stream);
+    hd_cuda_run_embed(args, hd_cuda_mat_of(args->table), c->stream);
 }
 
 void hd_cuda_now_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
@@ -170,4 +170,10 @@ void hd_cuda_now_head(void *ctx, const struct hd_op_head *args) {
                            .n_row = args->n_out,
                            .n = args->d_model});
     run_mul(c, args->w, c->normed, args->logits, args->n_out, HD_CUDA_STORE);
+}
+
+void hd_cuda_now_sample(void *ctx, const struct hd_op_sample *args) {
+    hd_cuda *c = ctx;
+    HD_ASSERT(args->batch == &c->batch && args->n_vocab <= HD_DRAW_VOCAB_MAX);
+    hd_cuda_run_sample(args, c->stream);
 }

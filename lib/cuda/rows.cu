@@ -82,9 +82,15 @@ extern "C" void hd_cuda_run_norm(const hd_cuda_norm *a, cudaStream_t stream) {
 
 template <int F>
 static __global__ void __launch_bounds__(BLOCK)
-    embed_rows(const hd_cuda_mat table, const int32_t *token, float *x) {
-    const unsigned char *row = table.data + (size_t)token[blockIdx.x] * table.row_bytes;
-    float *out = x + (size_t)blockIdx.x * (size_t)table.n_in;
+    embed_rows(const struct hd_op_embed a, const hd_cuda_mat table) {
+    int token = a.token[blockIdx.x];
+    if (token < 0) {
+        token = max(0, a.last[-1 - token]);
+        __syncthreads(); // every thread has read what is replaced now
+        if (threadIdx.x == 0) a.token[blockIdx.x] = token;
+    }
+    const unsigned char *row = table.data + (size_t)token * table.row_bytes;
+    float *out = a.x + (size_t)blockIdx.x * (size_t)table.n_in;
     for (int k = threadIdx.x * 8; k < table.n_in; k += BLOCK * 8) {
         float v[8];
         codec<F>::values8(row, k, v);
@@ -93,12 +99,12 @@ static __global__ void __launch_bounds__(BLOCK)
     }
 }
 
-extern "C" void hd_cuda_run_embed(const hd_cuda_mat *table, const int32_t *token, int n_row,
-                                  float *x, cudaStream_t stream) {
-    if (n_row == 0) return;
+extern "C" void hd_cuda_run_embed(const struct hd_op_embed *args, const hd_cuda_mat *table,
+                                  cudaStream_t stream) {
+    if (args->n_row == 0) return;
     switch (table->format) {
 #define ROW(F)                                                                                     \
-    case F: HD_LAUNCH(embed_rows<F>, (unsigned)n_row, BLOCK, 0, stream, *table, token, x); break;
+    case F: HD_LAUNCH(embed_rows<F>, (unsigned)args->n_row, BLOCK, 0, stream, *args, *table); break;
         HD_CUDA_FORMATS(ROW)
 #undef ROW
     default: break;

@@ -40,8 +40,10 @@ typedef struct hd_dev_limits {
     int d_ff; /* widest dense or shared feed-forward */
     int d_expert, n_expert, n_used;
     int n_head, n_nope, n_rope, n_c, n_v, q_lora; /* GQA: n_rope = n_v = d_head, n_nope = n_c = 0 */
-    int n_kv;  /* GQA: values of a key cache row, H_kv*d_head; else 0 */
-    int n_pos; /* longest sequence */
+    int n_kv;             /* GQA: values of a key cache row, H_kv*d_head; else 0 */
+    int n_pos;            /* longest sequence */
+    int n_page, page_tok; /* of the cache, without the spare page */
+    int n_table;          /* entries of a batch's page tables */
 } hd_dev_limits;
 
 /* What a device can do at best, measured when asked, so that speeds can be told as shares of it. */
@@ -68,6 +70,11 @@ typedef struct hd_dev_observer {
     void *user;
 } hd_dev_observer;
 
+enum {
+    HD_DEV_STEPS = 2, /* steps under way at once, at most */
+    HD_DEV_SPARE = 1  /* slots and cache pages behind the scheduler's, for a device's own rows */
+};
+
 typedef struct hd_dev_ops {
     const char *name;
     hd_status (*open)(const hd_dev_config *config, void **ctx);
@@ -79,12 +86,17 @@ typedef struct hd_dev_ops {
     /* Zeroed device memory, 64-byte aligned. */
     hd_status (*alloc)(void *ctx, size_t n_byte, void **out);
     void (*free)(void *ctx, void *p);
-    /* All four of a device with memory of its own, or none (NULL): copies from and to the host,
+    /* All six of a device with memory of its own, or none (NULL): copies from and to the host,
      * both waiting; the batch of a step with its arrays on the device, valid until the next
-     * upload; bytes of its memory that are free. HD_E_DEVICE: the device broke. */
+     * upload, which may have rows, sequences and outputs of the device's own behind the host's
+     * (HD_DEV_SPARE); a copy that is enqueued (send) and waited for (receive), of at most n_out
+     * tokens, ix < HD_DEV_STEPS telling several apart; bytes of its memory that are free.
+     * HD_E_DEVICE: the device broke. */
     hd_status (*put)(void *ctx, void *to, const void *from, size_t n_byte);
     hd_status (*get)(void *ctx, void *to, const void *from, size_t n_byte);
     hd_status (*upload)(void *ctx, const hd_batch *b, const hd_batch **out);
+    hd_status (*send)(void *ctx, int ix, const void *from, size_t n_byte);
+    hd_status (*receive)(void *ctx, int ix, void *to, size_t n_byte);
     uint64_t (*free_bytes)(void *ctx);
     hd_status (*reserve)(void *ctx, const hd_dev_limits *limits);
     /* Optional (NULL): repack or upload a weight, filling w->prepared. release undoes it. */
@@ -125,6 +137,10 @@ static inline bool hd_dev_has_memory(const hd_dev *d) { return d->ops->put != NU
 HD_MUST_CHECK hd_status hd_dev_put(const hd_dev *d, void *to, const void *from, size_t n_byte);
 HD_MUST_CHECK hd_status hd_dev_get(const hd_dev *d, void *to, const void *from, size_t n_byte);
 HD_MUST_CHECK hd_status hd_dev_upload(const hd_dev *d, const hd_batch *b, const hd_batch **out);
+HD_MUST_CHECK hd_status hd_dev_send(const hd_dev *d, int ix, const void *from, size_t n_byte);
+/* from: as it was sent. */
+HD_MUST_CHECK hd_status hd_dev_receive(const hd_dev *d, int ix, const void *from, void *to,
+                                       size_t n_byte);
 
 const char *hd_op_name(enum hd_op op);
 

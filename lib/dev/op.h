@@ -33,7 +33,8 @@ typedef struct hd_weight {
 
 struct hd_op_embed {
     int n_row;
-    const int32_t *token;   /* [R] */
+    int32_t *token; /* [R] in; out: those that name a slot are replaced by the slot's, -1 by 0 */
+    const int32_t *last;    /* [slot] what hd_token_of_slot stands for; NULL: there is none */
     const hd_weight *table; /* [V, D] */
     float *x;               /* [R, D] out */
 };
@@ -154,6 +155,17 @@ struct hd_op_head {
     float eps;
     const hd_weight *w; /* [V, D] */
     float *logits;      /* [n_out, V] out */
+};
+
+/* The token of each output row that the host does not choose, as its hd_draw says: dev/draw.h has
+ * the definition, exact on every backend. */
+struct hd_op_sample {
+    int n_out, n_vocab;
+    const hd_batch *batch;   /* draw[n_out], and where the rows' slots are found */
+    const float *logits;     /* [n_out, V] */
+    const uint8_t *is_token; /* [V] 0: never drawn */
+    int32_t *token;          /* [n_out] out; -1: a value of the row is not finite, or the host's */
+    int32_t *last;           /* [slot] out: the token of each row that was drawn */
 };
 
 #endif

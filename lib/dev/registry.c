@@ -89,6 +89,16 @@ hd_status hd_dev_upload(const hd_dev *d, const hd_batch *b, const hd_batch **out
     return d->ops->upload ? d->ops->upload(d->ctx, b, out) : HD_OK;
 }
 
+hd_status hd_dev_send(const hd_dev *d, int ix, const void *from, size_t n_byte) {
+    return d->ops->send ? d->ops->send(d->ctx, ix, from, n_byte) : HD_OK;
+}
+
+hd_status hd_dev_receive(const hd_dev *d, int ix, const void *from, void *to, size_t n_byte) {
+    if (d->ops->receive) return d->ops->receive(d->ctx, ix, to, n_byte);
+    memcpy(to, from, n_byte);
+    return HD_OK;
+}
+
 const char *hd_op_name(enum hd_op op) {
     static const char *const names[] = {
 #define HD_OP(name, what) #name,

@@ -90,6 +90,13 @@ static void hash_progress(void *user, uint64_t done, uint64_t all) {
     progress(user, "hashing weights", all > 0 ? 0.99 * (double)done / (double)all : 0);
 }
 
+static void list_no_token(hd_engine *e, int n_vocab) {
+    if (!e->tokenizer) return;
+    e->no_token = hd_alloc_zero((size_t)n_vocab, sizeof *e->no_token);
+    for (int32_t i = 0; i < n_vocab; i++)
+        if (hd_tokenizer_bytes(e->tokenizer, i).len == 0) e->no_token[e->n_no_token++] = i;
+}
+
 static hd_status open_model(hd_engine *e, const hd_engine_config *c, enum hd_format kv_format,
                             const hd_engine_sizes *z) {
     hd_model_options o = {.n_row_max = z->n_row_max,
@@ -98,7 +105,9 @@ static hd_status open_model(hd_engine *e, const hd_engine_config *c, enum hd_for
                           .n_pos_max = z->n_ctx,
                           .n_page = z->n_page,
                           .page_tok = c->block_size,
-                          .kv_format = kv_format};
+                          .kv_format = kv_format,
+                          .no_token = e->no_token,
+                          .n_no_token = e->n_no_token};
     hd_engine_config copy = *c;
     HD_TRY(hd_model_open(e->checkpoint, &e->dev, &o, model_progress, &copy, &e->model));
     hd_engine_info *i = &e->info;
@@ -144,18 +153,13 @@ static uint64_t model_key(const hd_engine *e, const hd_hparams *hp, enum hd_form
     return XXH3_64bits(&key, sizeof key);
 }
 
-static hd_status step_model(void *ctx, const hd_batch *b, hd_step_out *out) {
-    return hd_model_forward(ctx, b, &out->logits);
-}
+static hd_status enqueue_step(void *ctx, const hd_batch *b) { return hd_model_enqueue(ctx, b); }
 
-/* Ids of the vocabulary that stand for no token: padding and holes. */
-static int32_t *list_no_token(const hd_engine *e, int n_vocab, int *n) {
-    *n = 0;
-    if (!e->tokenizer) return NULL;
-    int32_t *id = hd_alloc_zero((size_t)n_vocab, sizeof *id);
-    for (int32_t i = 0; i < n_vocab; i++)
-        if (hd_tokenizer_bytes(e->tokenizer, i).len == 0) id[(*n)++] = i;
-    return id;
+static hd_status fetch_step(void *ctx, hd_step_out *out) {
+    hd_model_out o;
+    HD_TRY(hd_model_fetch(ctx, &o));
+    *out = (hd_step_out){.token = o.token, .logits = o.logits};
+    return HD_OK;
 }
 
 static void open_loop(hd_engine *e, const hd_engine_config *c, enum hd_format kv_format,
@@ -164,16 +168,17 @@ static void open_loop(hd_engine *e, const hd_engine_config *c, enum hd_format kv
     int32_t end[2 + HD_CHAT_END_MAX] = {e->info.eos, hp->eos};
     int n_end = end[0] < 0 ? 0 : end[1] < 0 || end[1] == end[0] ? 1 : 2;
     int n_chat_end = e->chat ? hd_chat_end_tokens(e->chat, e->tokenizer, end + n_end) : 0;
-    int n_no_token;
-    int32_t *no_token = list_no_token(e, hp->n_vocab, &n_no_token);
     hd_loop_config lc = {
         .n_queue_max = c->max_num_queued_reqs,
         .queue_tok_max = c->max_num_queued_tokens,
         .clock = hd_clock_real(),
-        .stepper = {.step = step_model, .ctx = e->model},
+        .stepper = {.enqueue = enqueue_step,
+                    .fetch = fetch_step,
+                    .is_async = hd_dev_has_memory(&e->dev),
+                    .ctx = e->model},
         .n_vocab = hp->n_vocab,
-        .no_token = no_token,
-        .n_no_token = n_no_token,
+        .no_token = e->no_token,
+        .n_no_token = e->n_no_token,
         .end_token = end,
         .n_end_token = n_end,
         .n_chat_end_token = n_chat_end,
@@ -185,7 +190,6 @@ static void open_loop(hd_engine *e, const hd_engine_config *c, enum hd_format kv
     if (getrandom(&lc.seed, sizeof lc.seed, 0) != (ssize_t)sizeof lc.seed)
         lc.seed = (uint64_t)hd_now_ns();
     e->loop = hd_loop_new(&lc);
-    hd_free(no_token);
 }
 
 static void *engine_thread(void *arg) {
@@ -236,6 +240,7 @@ static hd_status open_parts(hd_engine *e, const hd_engine_config *c) {
     e->info.model_name = name_model(e, c, &hp);
     describe_weights(e);
     HD_TRY(open_text(e, c, hp.n_vocab));
+    list_no_token(e, hp.n_vocab);
     HD_TRY(open_device(e, c));
     enum hd_format kv_format;
     HD_TRY(hd_engine_kv_format(c->kv_cache_dtype, &kv_format));
@@ -277,6 +282,7 @@ void hd_engine_close(hd_engine *e) {
     hd_model_close(e->model);
     hd_dev_close(&e->dev);
     hd_tokenizer_free(e->tokenizer);
+    hd_free(e->no_token);
     hd_checkpoint_close(e->checkpoint);
     hd_arena_free(e->names);
     hd_free(e);

@@ -17,6 +17,8 @@ struct hd_engine {
     hd_checkpoint *checkpoint;
     hd_tokenizer *tokenizer; /* NULL: the model brings none, and text cannot be used */
     const hd_chat_encoding *chat;
+    int32_t *no_token; /* [n_no_token] ids that stand for no token: padding and holes */
+    int n_no_token;
     hd_dev dev;
     hd_model *model;
     hd_loop *loop;

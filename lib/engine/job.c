@@ -16,6 +16,7 @@ hd_status hd_job_new(const hd_job_spec *spec, hd_job **out) {
     hd_job *j = hd_alloc_zero(1, sizeof *j);
     j->id = spec->id;
     j->n_ref = 1;
+    j->out_ix = -1;
     j->on_event = r->on_event;
     j->user = r->user;
     j->submitted_ns = spec->now_ns;

@@ -26,6 +26,7 @@ typedef struct hd_job {
     bool is_emitting;
     bool is_submitted; /* the scheduler holds seq */
     bool is_admitted, is_ended;
+    int out_ix; /* its output in the step under way; else -1 */
     int64_t last_token_ns;
     hd_event ev;
     hd_top_logprob *top; /* [HD_TOP_LOGPROB_MAX] or NULL */

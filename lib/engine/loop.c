@@ -1,4 +1,4 @@
-/* The engine loop. hd_loop_turn is the program: the five functions above it are its verbs. A job
+/* The engine loop. hd_loop_turn is the program: the six functions above it are its verbs. A job
  * that has something to tell stands in the emit list; emit is the only place that calls out. */
 #include "engine/loop.h"
 
@@ -19,7 +19,12 @@ struct hd_loop {
     hd_batch batch;
     hd_step_out out;
     hd_status step_status;
-    int64_t now_ns;
+    char step_error[256]; /* of step_status */
+    hd_job **out_job;     /* [n_out of the step under way] NULL: ended since */
+    int n_out_job;
+    bool is_under_way;                      /* a step was enqueued and not told */
+    bool needs_host;                        /* a draw of it is the host's: it is told at once */
+    int64_t now_ns, step_from_ns, began_ns; /* began: the step under way, about */
     hd_job *emit_first, *emit_last;
     hd_engine_stats total; /* counts of this loop; the scheduler's are added when published */
     hd_sched_stats before; /* as of the last publish: metrics are told the difference */
@@ -30,6 +35,7 @@ struct hd_loop {
 };
 
 static void publish(hd_loop *l);
+static void emit(hd_loop *l);
 
 hd_loop *hd_loop_new(const hd_loop_config *c) {
     hd_loop *l = hd_alloc_zero(1, sizeof *l);
@@ -46,6 +52,7 @@ hd_loop *hd_loop_new(const hd_loop_config *c) {
     if (n_end > 0) memcpy(end_token, c->end_token, n_end * sizeof *end_token);
     l->c.end_token = end_token;
     hd_sched_batch_init(&l->c.sched, &l->batch);
+    l->out_job = hd_alloc_zero((size_t)l->batch.n_seq_max, sizeof(hd_job *));
     l->board = hd_stats_board_new();
     atomic_store(&l->next_seed, c->seed);
     publish(l);
@@ -58,6 +65,7 @@ void hd_loop_free(hd_loop *l) {
     hd_sched_free(l->sched);
     hd_sampler_desk_free(l->desk);
     hd_batch_fini(&l->batch);
+    hd_free(l->out_job);
     hd_stats_board_free(l->board);
     hd_free((void *)(uintptr_t)l->c.end_token);
     hd_free(l);
@@ -135,6 +143,8 @@ static void end_job(hd_loop *l, hd_job *j, enum hd_finish finish, hd_status stat
                                             [HD_FINISH_CANCELLED] = HD_M_FINISH_ABORT,
                                             [HD_FINISH_ERROR] = HD_M_FINISH_ERROR};
     j->is_ended = true;
+    if (j->out_ix >= 0) l->out_job[j->out_ix] = NULL;
+    j->out_ix = -1;
     if (j->is_submitted && status == HD_E_NUMERIC) hd_sched_distrust(l->sched, j->seq);
     if (j->is_submitted) hd_sched_finish(l->sched, j->seq);
     j->is_submitted = false;
@@ -161,7 +171,7 @@ static void note_admitted(hd_loop *l, hd_job *j) {
     observe(l, HD_M_QUEUE_TIME, j->submitted_ns, j->ev.admitted_ns);
 }
 
-/* ---- the five verbs ---- */
+/* ---- the six verbs ---- */
 
 static int drain(hd_loop *l) {
     int n = 0;
@@ -179,36 +189,28 @@ static int drain(hd_loop *l) {
     return n;
 }
 
+/* How the next token of a job is drawn, one being under way or not. */
+static void plan_draw(const hd_job *j, hd_draw *out) {
+    int n_pending = j->out_ix >= 0;
+    hd_sampler_draw(j->sampler, n_pending, out);
+    if (j->ev.n_generated + n_pending < j->n_new_min) out->is_host = true; /* ends are banned */
+}
+
 static int plan(hd_loop *l) {
     int n_row = hd_sched_plan(l->sched, l->now_ns, &l->batch);
     for (int i = 0; i < l->batch.n_seq && n_row > 0; i++)
         note_admitted(l, hd_seq_user(hd_sched_seq_at(l->sched, &l->batch, i)));
+    for (int i = 0; i < l->batch.n_out && n_row > 0; i++)
+        plan_draw(hd_seq_user(hd_sched_out_seq(l->sched, &l->batch, i)), &l->batch.draw[i]);
     return n_row;
 }
 
 static void step(hd_loop *l) {
-    int64_t from_ns = clock_now(l);
-    l->out = (hd_step_out){0};
-    l->step_status = l->c.stepper.step(l->c.stepper.ctx, &l->batch, &l->out);
-    l->now_ns = clock_now(l);
-    l->total.n_step++;
-    l->total.last_step_ns = l->now_ns;
-    observe(l, HD_M_STEP_TIME, from_ns, l->now_ns);
+    l->step_from_ns = clock_now(l);
+    l->step_status = l->c.stepper.enqueue(l->c.stepper.ctx, &l->batch);
+    if (l->step_status != HD_OK)
+        snprintf(l->step_error, sizeof l->step_error, "%s", hd_error_text());
     if (l->c.has_metrics) hd_metric_observe(HD_M_ITER_TOK, l->batch.n_row);
-}
-
-/* The step did not compute its rows: its requests end, and with HD_E_DEVICE all others, too. */
-static void commit_failure(hd_loop *l) {
-    hd_status s = l->step_status;
-    int n_seq = l->batch.n_seq;
-    hd_sched_abandon(l->sched, &l->batch);
-    if (s == HD_E_DEVICE) {
-        l->total.is_failed = true;
-        hd_loop_end_all(l, s);
-        return;
-    }
-    for (int i = 0; i < n_seq; i++)
-        end_job(l, hd_seq_user(hd_sched_seq_at(l->sched, &l->batch, i)), HD_FINISH_ERROR, s);
 }
 
 /* Chooses the next token of output row i. */
@@ -216,7 +218,7 @@ static hd_status choose(hd_loop *l, hd_job *j, int i) {
     hd_event *ev = &j->ev;
     ev->logprob = 0;
     ev->n_top = 0;
-    if (!l->out.logits) {
+    if (!l->needs_host || !l->batch.draw[i].is_host) {
         ev->token = l->out.token[i];
         return ev->token >= 0 ? HD_OK : HD_FAIL(NUMERIC, "a row's numbers were not finite");
     }
@@ -269,19 +271,81 @@ static void commit_token(hd_loop *l, hd_job *j, int i) {
     will_emit(l, j);
     enum hd_finish finish = finish_of(j);
     if (finish == HD_FINISH_NONE)
-        hd_sched_append(l->sched, j->seq, ev->token);
+        hd_sched_resolve(l->sched, j->seq, ev->token);
     else
         end_job(l, j, finish, HD_OK);
 }
 
+/* The device is of no use any more. */
+static void break_down(hd_loop *l, hd_status s) {
+    l->total.is_failed = true;
+    hd_loop_end_all(l, s);
+}
+
+/* The tokens of the step under way go to their jobs; false: there is none. */
+static bool tell(hd_loop *l) {
+    if (!l->is_under_way) return false;
+    int64_t from_ns = clock_now(l);
+    hd_status s = l->c.stepper.fetch(l->c.stepper.ctx, &l->out);
+    l->is_under_way = false;
+    l->now_ns = clock_now(l);
+    l->total.n_step++;
+    observe(l, HD_M_STEP_TIME, l->began_ns, l->now_ns);
+    observe(l, HD_M_STEP_WAIT, from_ns, l->now_ns);
+    l->total.last_step_ns = l->now_ns;
+    if (s != HD_OK) {
+        break_down(l, s);
+        return true;
+    }
+    for (int i = 0; i < l->n_out_job; i++) {
+        hd_job *j = l->out_job[i];
+        if (!j) continue;
+        j->out_ix = -1;
+        commit_token(l, j, i);
+    }
+    return true;
+}
+
+/* The step was not enqueued: its requests end, once they have the tokens of the step before, and
+ * with HD_E_DEVICE all others, too. */
+static void commit_failure(hd_loop *l) {
+    int n_seq = l->batch.n_seq;
+    emit(l);
+    hd_sched_abandon(l->sched, &l->batch);
+    hd_status s = hd_fail(l->step_status, "%s", l->step_error);
+    if (s == HD_E_DEVICE) {
+        break_down(l, s);
+        return;
+    }
+    for (int i = 0; i < n_seq; i++) {
+        hd_seq *q = hd_sched_seq_at(l->sched, &l->batch, i);
+        if (q) end_job(l, hd_seq_user(q), HD_FINISH_ERROR, s);
+    }
+}
+
+/* The step that was just enqueued becomes the one under way; what ended meanwhile is not in it. */
 static void commit(hd_loop *l) {
+    if (l->total.is_failed) {
+        hd_sched_abandon(l->sched, &l->batch);
+        return;
+    }
     if (l->step_status != HD_OK) {
         commit_failure(l);
         return;
     }
     hd_sched_commit(l->sched, &l->batch);
-    for (int i = 0; i < l->batch.n_out; i++)
-        commit_token(l, hd_seq_user(hd_sched_out_seq(l->sched, &l->batch, i)), i);
+    l->is_under_way = true;
+    l->began_ns = l->step_from_ns > l->total.last_step_ns ? l->step_from_ns : l->total.last_step_ns;
+    l->needs_host = false;
+    l->n_out_job = l->batch.n_out;
+    for (int i = 0; i < l->n_out_job; i++) {
+        hd_seq *q = hd_sched_out_seq(l->sched, &l->batch, i);
+        l->out_job[i] = q ? hd_seq_user(q) : NULL;
+        if (!q) continue;
+        l->out_job[i]->out_ix = i;
+        l->needs_host |= l->batch.draw[i].is_host;
+        hd_sched_append(l->sched, q, HD_TOKEN_UNKNOWN);
+    }
 }
 
 /* Tells every job in the list its event. One that refuses is cancelled, and comes again at the end
@@ -313,12 +377,15 @@ bool hd_loop_turn(hd_loop *l) {
     l->now_ns = clock_now(l);
     int n_message = drain(l);
     int n_row = plan(l);
-    if (n_row > 0) {
-        step(l);
-        commit(l);
+    if (n_row > 0) step(l);
+    bool did_tell = tell(l); /* the tokens of the step before this one */
+    if (n_row > 0) commit(l);
+    if (l->is_under_way && (l->needs_host || !l->c.stepper.is_async)) {
+        if (l->emit_first) emit(l);
+        tell(l);
     }
     emit(l);
-    return n_message > 0 || n_row > 0;
+    return n_message > 0 || n_row > 0 || did_tell;
 }
 
 /* ---- around the turn ---- */

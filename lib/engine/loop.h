@@ -1,4 +1,8 @@
-/* The engine loop as five verbs: drain, plan, step, commit, emit.
+/* The engine loop as six verbs: drain, plan, step, tell, commit, emit.
+ *
+ * A device that runs on its own gets step n + 1 before the tokens of step n are known (tell comes
+ * after step), so that it never waits for the host: docs/adr/0008-overlap.md. A sequence that ends
+ * in step n has a row in n + 1 whose token nobody is told.
  *
  * hd_loop_turn runs one turn on the calling thread: the engine's thread in the server, the test or
  * the simulator elsewhere, with an injected clock and an injected step. Every request that was
@@ -13,16 +17,19 @@
 #include "sched/sched.h"
 #include "text/tokenizer.h"
 
-/* What a step yields: logits to sample from, or (a fake device) tokens already chosen. */
+/* What a step yields; valid until the next enqueue. */
 typedef struct hd_step_out {
-    const float *logits;  /* [n_out, n_vocab] valid until the next step; or NULL */
     const int32_t *token; /* [n_out]; -1: a row whose numbers were not finite */
+    const float *logits;  /* [n_out, n_vocab] rows whose draw is the host's; else undefined */
 } hd_step_out;
 
-/* The device behind the loop. A failing step ends the requests of its batch with that status;
- * HD_E_DEVICE ends every request, and the loop accepts no more. */
+/* The device behind the loop. A failing enqueue ends the requests of its batch with that status;
+ * HD_E_DEVICE, and any failure of fetch, ends every request, and the loop accepts no more. */
 typedef struct hd_stepper {
-    hd_status (*step)(void *ctx, const hd_batch *b, hd_step_out *out);
+    hd_status (*enqueue)(void *ctx, const hd_batch *b);
+    /* Waits for the oldest step that was enqueued and not fetched. */
+    hd_status (*fetch)(void *ctx, hd_step_out *out);
+    bool is_async; /* enqueue returns before the step has run; two can be under way */
     void *ctx;
 } hd_stepper;
 

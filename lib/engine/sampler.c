@@ -1,12 +1,10 @@
-/* The sampler. A cut (top-k, top-p) needs no sorted vocabulary: a histogram over the probabilities'
- * bits tells which buckets are kept whole, and only the bucket in which the cut falls is put in
- * order. Over 129280 ids top-p 0.95 takes about what the exponentials take. */
+/* The sampler: what bias, bans and penalties make of a row, and its log-probabilities. */
 #include "engine/sampler.h"
 
 #include "base/mem.h"
+#include "dev/draw.h"
 
 #include <float.h>
-#include <limits.h>
 #include <math.h>
 #include <string.h>
 
@@ -15,14 +13,8 @@ struct hd_sampler_desk {
     int32_t *no_token; /* [n_no_token] */
     uint8_t *is_token; /* [n_vocab] */
     float *row;        /* [n_vocab] logits after bias and penalties */
-    float *p;          /* [n_vocab] exp((row - max) / temperature), by id */
-    int32_t *heap;     /* [n_vocab] candidate ids */
-    int32_t *n_in;     /* [bucket_max] candidates in a bucket of the histogram */
-    double *mass_in;   /* [bucket_max] the sum of their p */
+    hd_draw_desk *draw;
 };
-
-/* Bucket 0 holds p = 1, the best candidate's. 6 bits of the mantissa tell buckets apart. */
-enum { one_bits = 0x3F800000, bucket_shift = 17, bucket_max = (one_bits >> bucket_shift) + 1 };
 
 /* A token that occurred, and how often it was generated. */
 typedef struct seen {
@@ -48,10 +40,7 @@ hd_sampler_desk *hd_sampler_desk_new(int n_vocab, const int32_t *no_token, int n
     d->no_token = hd_alloc_zero((size_t)n_no_token, sizeof *d->no_token);
     d->is_token = hd_alloc(n);
     d->row = hd_alloc_zero(n, sizeof *d->row);
-    d->p = hd_alloc_zero(n, sizeof *d->p);
-    d->heap = hd_alloc_zero(n, sizeof *d->heap);
-    d->n_in = hd_alloc_zero(bucket_max, sizeof *d->n_in);
-    d->mass_in = hd_alloc_zero(bucket_max, sizeof *d->mass_in);
+    d->draw = hd_draw_desk_new(n_vocab);
     memset(d->is_token, 1, n);
     for (int i = 0; i < n_no_token; i++) {
         HD_ASSERT(no_token[i] >= 0 && no_token[i] < n_vocab);
@@ -66,10 +55,7 @@ void hd_sampler_desk_free(hd_sampler_desk *d) {
     hd_free(d->no_token);
     hd_free(d->is_token);
     hd_free(d->row);
-    hd_free(d->p);
-    hd_free(d->heap);
-    hd_free(d->n_in);
-    hd_free(d->mass_in);
+    hd_draw_desk_free(d->draw);
     hd_free(d);
 }
 
@@ -140,22 +126,20 @@ double hd_sampler_uniform(uint64_t seed, uint64_t ix) {
     return (double)(x >> 11) * 0x1p-53;
 }
 
+bool hd_sampler_needs_row(const hd_sampler *s) {
+    return s->has_counts || s->set.n_bias > 0 || s->set.n_top_logprob >= 0;
+}
+
+void hd_sampler_draw(const hd_sampler *s, int n_pending, hd_draw *out) {
+    *out = (hd_draw){.u = hd_sampler_uniform(s->seed, s->n_new + (uint64_t)n_pending),
+                     .temperature = s->set.temperature,
+                     .top_p = s->set.top_p,
+                     .min_x = s->set.min_p > 0 ? logf(s->set.min_p) : -INFINITY,
+                     .top_k = s->set.top_k,
+                     .is_host = hd_sampler_needs_row(s)};
+}
+
 /* ---- one row ---- */
-
-static bool row_is_finite(const float *x, int n) {
-    uint32_t bad = 0;
-    for (int i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &x[i], sizeof bits);
-        bad |= (bits & 0x7F800000u) == 0x7F800000u;
-    }
-    return bad == 0;
-}
-
-/* Candidate a comes before b: larger logit, then lower id. */
-static bool before(const float *row, int32_t a, int32_t b) {
-    return row[a] > row[b] || (row[a] == row[b] && a < b);
-}
 
 static double log_sum_exp(const float *x, int n) {
     float max = x[0];
@@ -198,122 +182,20 @@ static void adjust_row(const hd_sampler *s, hd_sampler_desk *d, const int32_t *b
         if (row[set->bias[i].token] > FLT_MAX) row[set->bias[i].token] = FLT_MAX;
 }
 
-static int32_t arg_max(const float *row, int n) {
-    int32_t best = 0;
-    for (int32_t i = 1; i < n; i++)
-        if (row[i] > row[best]) best = i;
-    return best;
-}
-
-/* One id, with probability p[id] / sum. */
-static int32_t draw(const hd_sampler_desk *d, double sum, double u) {
-    double at = u * sum, below = 0;
-    int32_t last = -1;
-    for (int32_t i = 0; i < d->n_vocab; i++) {
-        if (d->p[i] <= 0) continue;
-        last = i;
-        below += (double)d->p[i];
-        if (below > at) return i;
-    }
-    return last; /* rounding left `at` above the last partial sum */
-}
-
-static void sift_down(const float *row, int32_t *heap, int n, int at) {
-    if (n == 0) return;
-    int32_t id = heap[at];
-    for (int child; (child = 2 * at + 1) < n; at = child) {
-        if (child + 1 < n && before(row, heap[child + 1], heap[child])) child++;
-        if (!before(row, heap[child], id)) break;
-        heap[at] = heap[child];
-    }
-    heap[at] = id;
-}
-
-static int bucket_of(float p) {
-    uint32_t bits;
-    memcpy(&bits, &p, sizeof bits);
-    return (int)((one_bits - bits) >> bucket_shift);
-}
-
-static void put_in_bucket(hd_sampler_desk *d, float p) {
-    int b = bucket_of(p);
-    d->n_in[b]++;
-    d->mass_in[b] += (double)p;
-}
-
-/* Keeps the best candidates until n_max of them are kept or their p adds up to mass_max, but at
- * least one; p of all others becomes 0. Returns the sum that is kept. */
-static double cut(hd_sampler_desk *d, int n_max, double mass_max) {
-    int n = 0, b = 0, n_heap = 0;
-    double mass = 0;
-    for (; b < bucket_max; b++) {
-        if (d->n_in[b] == 0) continue;
-        if (n + d->n_in[b] >= n_max || mass + d->mass_in[b] >= mass_max) break;
-        n += d->n_in[b];
-        mass += d->mass_in[b];
-    }
-    if (b == bucket_max) return mass;
-    for (int32_t i = 0; i < d->n_vocab; i++) {
-        if (d->p[i] <= 0) continue;
-        int at = bucket_of(d->p[i]);
-        if (at == b) d->heap[n_heap++] = i;
-        if (at > b) d->p[i] = 0;
-    }
-    memset(d->n_in + b, 0, (size_t)(bucket_max - b) * sizeof *d->n_in);
-    memset(d->mass_in + b, 0, (size_t)(bucket_max - b) * sizeof *d->mass_in);
-    for (int i = n_heap / 2 - 1; i >= 0; i--) sift_down(d->row, d->heap, n_heap, i);
-    while (n_heap > 0 && (n == 0 || (n < n_max && mass < mass_max))) {
-        float p = d->p[d->heap[0]];
-        put_in_bucket(d, p);
-        mass += (double)p;
-        n++;
-        d->heap[0] = d->heap[--n_heap];
-        sift_down(d->row, d->heap, n_heap, 0);
-    }
-    for (int i = 0; i < n_heap; i++) d->p[d->heap[i]] = 0;
-    return mass;
-}
-
-static int32_t draw_cut(const hd_sampler *s, hd_sampler_desk *d, double u) {
-    const hd_sampling *set = &s->set;
-    double sum = 0;
-    memset(d->n_in, 0, bucket_max * sizeof *d->n_in);
-    memset(d->mass_in, 0, bucket_max * sizeof *d->mass_in);
-    for (int32_t i = 0; i < d->n_vocab; i++) {
-        if (d->p[i] < set->min_p) d->p[i] = 0; /* the largest p is exactly 1 */
-        if (d->p[i] <= 0) continue;
-        put_in_bucket(d, d->p[i]);
-        sum += (double)d->p[i];
-    }
-    if (set->top_k > 0) sum = cut(d, set->top_k, INFINITY);
-    if (set->top_p < 1) sum = cut(d, INT_MAX, (double)set->top_p * sum);
-    return draw(d, sum, u);
-}
-
 hd_status hd_sampler_next(const hd_sampler *s, hd_sampler_desk *d, const float *logits,
                           const int32_t *ban, int n_ban, hd_sample *out) {
     const hd_sampling *set = &s->set;
     int n = d->n_vocab;
     out->n_top = 0;
     out->logprob = 0;
-    if (!row_is_finite(logits, n))
+    if (!hd_draw_is_finite(logits, n))
         return HD_FAIL(NUMERIC, "logits of a row hold NaN or infinity; the request was ended");
     memcpy(d->row, logits, (size_t)n * sizeof *d->row);
     adjust_row(s, d, ban, n_ban);
-    int32_t token = arg_max(d->row, n);
-    float max = d->row[token];
-    if (max == -INFINITY)
-        return HD_FAIL(INVALID, "no token is left to sample: logit_bias bans every one");
-    if (set->temperature > 0) {
-        double sum = 0;
-        for (int i = 0; i < n; i++) {
-            d->p[i] = expf((d->row[i] - max) / set->temperature);
-            sum += (double)d->p[i];
-        }
-        double u = hd_sampler_uniform(s->seed, s->n_new);
-        bool is_cut = set->top_k > 0 || set->top_p < 1 || set->min_p > 0;
-        token = is_cut ? draw_cut(s, d, u) : draw(d, sum, u);
-    }
+    hd_draw how;
+    hd_sampler_draw(s, 0, &how);
+    int32_t token = hd_draw_token(d->draw, d->row, &how);
+    if (token < 0) return HD_FAIL(INVALID, "no token is left to sample: logit_bias bans every one");
     out->token = token;
     if (set->n_top_logprob < 0) return HD_OK;
     double lse = log_sum_exp(logits, n);

@@ -1,5 +1,8 @@
 /* From a row of logits to a token.
  *
+ * Most requests need no row: hd_sampler_draw says how the device is to draw (dev/draw.h). Bias,
+ * penalties, bans and log-probabilities are the host's, on the row's logits.
+ *
  * Order: non-finite check; log-probabilities of the raw row; logit bias and banned tokens;
  * repetition, frequency and presence penalties; temperature; min-p; top-k; top-p (over what top-k
  * left); one draw. Equal logits are ordered by id, so greedy takes the lowest one. Ids without a
@@ -11,6 +14,7 @@
 #ifndef HD_ENGINE_SAMPLER_H
 #define HD_ENGINE_SAMPLER_H
 
+#include "base/batch.h"
 #include "hadal.h"
 
 /* What all requests share: which ids are tokens, and working memory for one row. */
@@ -44,6 +48,10 @@ typedef struct hd_sample {
 HD_MUST_CHECK hd_status hd_sampler_next(const hd_sampler *s, hd_sampler_desk *d,
                                         const float *logits, const int32_t *ban, int n_ban,
                                         hd_sample *out);
+/* Whether the token can only be chosen here, from the row. */
+bool hd_sampler_needs_row(const hd_sampler *s);
+/* How the token behind those accepted and n_pending more is drawn. */
+void hd_sampler_draw(const hd_sampler *s, int n_pending, hd_draw *out);
 /* Tells the sampler that `token` became the next generated token. */
 void hd_sampler_accept(hd_sampler *s, int32_t token);
 

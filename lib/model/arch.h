@@ -107,6 +107,16 @@ struct hd_model {
     } kv[HD_KV_KIND_MAX];
     void *work;         /* the architecture's workspace struct, in the arena */
     float *host_logits; /* [n_out_max, V], or NULL: the device's memory is the host's */
+    uint8_t *is_token;  /* [V] of the device: 0: never sampled */
+    int32_t *token;     /* [n_out_max] of the device: tokens of the last step */
+    int32_t *last;      /* [n_seq_max + HD_DEV_SPARE] of the device: by slot */
+    struct hd_model_step {
+        const hd_batch *batch; /* NULL: no draw is the host's */
+        const float *logits;   /* the device's */
+        int32_t *token;        /* [n_out_max] as fetched */
+        int n_out;
+    } step[HD_DEV_STEPS];
+    uint64_t n_enqueued, n_fetched;
     uint64_t weight_bytes, kv_bytes, workspace_bytes;
     hd_spans *spans; /* of the calls of ops; NULL: not profiled */
 };

@@ -99,7 +99,8 @@ static const float *llama_forward(hd_model *m, const hd_batch *b) {
     const struct globals *g = m->global;
     const struct layer *l = (const struct layer *)(const void *)m->layer;
     struct work *w = m->work;
-    HD_RUN(embed, .n_row = b->n_row, .token = b->token, .table = g->token_embd, .x = w->x);
+    HD_RUN(embed, .n_row = b->n_row, .token = b->token, .last = m->last, .table = g->token_embd,
+           .x = w->x);
     for (int layer = 0; layer < hp->n_layer; layer++) {
         attention(m, b, layer);
         hd_ffn_forward(m, b, layer, &l[layer].ffn, &w->ffn, w->x);

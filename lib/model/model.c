@@ -3,6 +3,8 @@
 
 #include "base/log.h"
 
+#include <string.h>
+
 static hd_status check_options(const hd_hparams *hp, const hd_model_options *o) {
     const struct {
         const char *name;
@@ -59,6 +61,9 @@ hd_status hd_model_work(hd_model *m, size_t n_elem, size_t elem_bytes, void **ou
 hd_dev_limits hd_model_limits(const hd_model *m) {
     const hd_hparams *hp = &m->hp;
     int d_shared = hp->n_expert_shared * hp->d_expert;
+    int seq_pages = (m->opt.n_pos_max + m->opt.page_tok - 1) / m->opt.page_tok;
+    if (seq_pages > m->opt.n_page) seq_pages = m->opt.n_page;
+    int64_t n_table = (int64_t)seq_pages * m->opt.n_seq_max;
     return (hd_dev_limits){.n_row = m->opt.n_row_max,
                            .n_seq = m->opt.n_seq_max,
                            .n_out = m->opt.n_out_max,
@@ -75,13 +80,17 @@ hd_dev_limits hd_model_limits(const hd_model *m) {
                            .n_v = hp->n_v,
                            .n_kv = hd_hparams_is_mla(hp) ? 0 : hp->n_head_kv * hp->n_rope,
                            .q_lora = hp->q_lora,
-                           .n_pos = m->opt.n_pos_max};
+                           .n_pos = m->opt.n_pos_max,
+                           .n_page = m->opt.n_page,
+                           .page_tok = m->opt.page_tok,
+                           .n_table = n_table < INT32_MAX ? (int)n_table : INT32_MAX};
 }
 
 static hd_status open_kv(hd_model *m) {
     hd_kv_kind kind[HD_KV_KIND_MAX];
     m->n_kv_kind = m->arch->kv_kinds(&m->hp, kind);
-    size_t n_row = (size_t)m->opt.n_page * (size_t)m->opt.page_tok;
+    size_t n_page = (size_t)m->opt.n_page + (hd_dev_has_memory(&m->dev) ? HD_DEV_SPARE : 0);
+    size_t n_row = n_page * (size_t)m->opt.page_tok;
     for (int i = 0; i < m->n_kv_kind; i++) {
         size_t row_bytes = hd_format_bytes(m->opt.kv_format, (size_t)kind[i].row_elems);
         size_t layer_bytes = hd_align_up(n_row * row_bytes, 64);
@@ -111,6 +120,25 @@ static hd_status open_logits(hd_model *m) {
     hd_model_hold(m, p, false);
     m->host_logits = p;
     return HD_OK;
+}
+
+/* What sampling needs: which ids are tokens, the tokens chosen, and by slot the last of them. */
+static hd_status open_tokens(hd_model *m) {
+    size_t n_vocab = (size_t)m->hp.n_vocab, n_out = (size_t)m->opt.n_out_max;
+    size_t n_slot = (size_t)m->opt.n_seq_max + HD_DEV_SPARE;
+    HD_TRY(hd_model_work(m, n_vocab, sizeof *m->is_token, (void **)&m->is_token));
+    HD_TRY(hd_model_work(m, n_out, sizeof *m->token, (void **)&m->token));
+    HD_TRY(hd_model_work(m, n_slot, sizeof *m->last, (void **)&m->last));
+    for (int i = 0; i < HD_DEV_STEPS; i++)
+        m->step[i].token = hd_arena_alloc(m->arena, n_out * sizeof *m->token);
+    uint8_t *is_token = hd_arena_alloc(m->arena, n_vocab);
+    memset(is_token, 1, n_vocab);
+    for (int i = 0; i < m->opt.n_no_token; i++) {
+        HD_ASSERT(m->opt.no_token[i] >= 0 && m->opt.no_token[i] < m->hp.n_vocab);
+        is_token[m->opt.no_token[i]] = 0;
+    }
+    m->opt.no_token = NULL;
+    return hd_dev_put(&m->dev, m->is_token, is_token, n_vocab);
 }
 
 static hd_status open_rope(hd_model *m) {
@@ -162,6 +190,7 @@ hd_status hd_model_open(const hd_checkpoint *c, const hd_dev *dev, const hd_mode
     HD_TRY_OUT(open_rope(m));
     HD_TRY_OUT(open_kv(m));
     HD_TRY_OUT(open_logits(m));
+    HD_TRY_OUT(open_tokens(m));
     *out = m;
     return HD_OK;
 out:
@@ -193,6 +222,8 @@ static void check_batch(const hd_model *m, const hd_batch *b) {
     const hd_model_options *o = &m->opt;
     HD_ASSERT(b->n_row <= o->n_row_max && b->n_seq <= o->n_seq_max && b->n_out <= o->n_out_max);
     HD_ASSERT(b->page_tok == o->page_tok);
+    for (int s = 0; s < b->n_seq; s++)
+        HD_ASSERT(b->seq_slot[s] >= 0 && b->seq_slot[s] < o->n_seq_max);
     for (int r = 0; r < b->n_row; r++) {
         HD_ASSERT(b->token[r] < m->hp.n_vocab && b->pos[r] < o->n_pos_max);
     }
@@ -225,4 +256,49 @@ void hd_model_note(hd_model *m, enum hd_op op, int64_t from_ns) {
                                       .lane = HD_LANE_HOST,
                                       .start_ns = from_ns,
                                       .end_ns = hd_now_ns()});
+}
+
+hd_status hd_model_enqueue(hd_model *m, const hd_batch *b) {
+    const hd_batch *on_device;
+    int ix = (int)(m->n_enqueued % HD_DEV_STEPS);
+    struct hd_model_step *step = &m->step[ix];
+    HD_ASSERT(m->n_enqueued - m->n_fetched < (hd_dev_has_memory(&m->dev) ? HD_DEV_STEPS : 1));
+    check_batch(m, b);
+    HD_TRY(hd_dev_upload(&m->dev, b, &on_device));
+    step->logits = m->arch->forward(m, on_device);
+    step->n_out = b->n_out;
+    step->batch = NULL;
+    for (int i = 0; i < b->n_out; i++)
+        if (b->draw[i].is_host) step->batch = b;
+    if (b->n_out > 0)
+        HD_RUN(sample, .n_out = on_device->n_out, .n_vocab = m->hp.n_vocab, .batch = on_device,
+               .logits = step->logits, .is_token = m->is_token, .token = m->token, .last = m->last);
+    HD_TRY(hd_dev_send(&m->dev, ix, m->token, (size_t)b->n_out * sizeof *m->token));
+    m->n_enqueued++;
+    return HD_OK;
+}
+
+/* Logits of the rows that the host draws, runs of them at once. */
+static hd_status fetch_rows(hd_model *m, const struct hd_model_step *step) {
+    const hd_draw *draw = step->batch->draw;
+    size_t n_vocab = (size_t)m->hp.n_vocab;
+    for (int i = 0, n; i < step->n_out; i += n) {
+        for (n = 1; i + n < step->n_out && draw[i + n].is_host == draw[i].is_host;) n++;
+        if (!draw[i].is_host) continue;
+        size_t at = (size_t)i * n_vocab, n_byte = (size_t)n * n_vocab * sizeof(float);
+        HD_TRY(hd_dev_get(&m->dev, m->host_logits + at, step->logits + at, n_byte));
+    }
+    return HD_OK;
+}
+
+hd_status hd_model_fetch(hd_model *m, hd_model_out *out) {
+    HD_ASSERT(m->n_fetched < m->n_enqueued);
+    int ix = (int)(m->n_fetched++ % HD_DEV_STEPS);
+    const struct hd_model_step *step = &m->step[ix];
+    size_t n_byte = (size_t)step->n_out * sizeof *step->token;
+    *out = (hd_model_out){.token = step->token, .logits = step->logits};
+    HD_TRY(hd_dev_receive(&m->dev, ix, m->token, step->token, n_byte));
+    if (!m->host_logits) return HD_OK;
+    out->logits = m->host_logits;
+    return step->batch ? fetch_rows(m, step) : HD_OK;
 }

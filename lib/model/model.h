@@ -60,6 +60,8 @@ typedef struct hd_model_options {
     int n_pos_max;                       /* longest sequence (effective context) */
     int n_page, page_tok;                /* KV pool */
     enum hd_format kv_format;            /* F32, F16 or BF16 */
+    const int32_t *no_token;             /* [n_no_token] ids that are never sampled; copied */
+    int n_no_token;
 } hd_model_options;
 
 typedef struct hd_model hd_model;
@@ -85,6 +87,20 @@ HD_MUST_CHECK hd_status hd_model_forward(hd_model *m, const hd_batch *b, const f
 /* From now on the calls of ops, and what runs on the device, are noted in t (borrowed); t NULL: no
  * longer, t of before is complete then. by_op: see hd_dev_ops.profile. */
 HD_MUST_CHECK hd_status hd_model_profile(hd_model *m, hd_spans *t, bool by_op);
+
+/* The same in two parts, with the device choosing the tokens as b->draw says: enqueue may return
+ * before the step has run, so that the next one can be enqueued before its tokens are fetched; that
+ * one may name them by their slots. Where the device works on the host's memory a step has run when
+ * enqueue returns, and it is fetched before the next. Both allocate nothing.
+ * enqueue: b must stay as it is until fetch when a draw of it is the host's. */
+HD_MUST_CHECK hd_status hd_model_enqueue(hd_model *m, const hd_batch *b);
+typedef struct hd_model_out {
+    const int32_t *token; /* [n_out] -1: the row's numbers were not finite, or the host's to draw */
+    const float *logits;  /* [n_out, n_vocab] rows whose draw is the host's; others undefined */
+} hd_model_out;
+/* Waits for the oldest step that was enqueued and not fetched; *out is valid until the next enqueue
+ * or forward. HD_E_DEVICE: the device broke. */
+HD_MUST_CHECK hd_status hd_model_fetch(hd_model *m, hd_model_out *out);
 
 /* Prints the operator plan (op, weight format, kernel), one line an op and layer range. */
 void hd_model_plan_text(const hd_model *m, hd_buf *b);

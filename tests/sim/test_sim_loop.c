@@ -1,6 +1,7 @@
 /* Simulation of the whole loop over the fake device: requests come, are cancelled and are refused
  * at random moments (between turns, while a step runs, from inside a receiver), receivers refuse
- * events, rows come out not finite, steps fail, the device dies.
+ * events, rows come out not finite, steps fail, the device dies when it is given a step or asked
+ * for its tokens. Half of the devices run on their own, a step behind the loop.
  *
  * Each request that was accepted is told its tokens, once and in order, and then exactly one end,
  * which is the right one; after every turn all invariants hold; in the end every page is free and
@@ -12,6 +13,7 @@
 #include "base/mem.h"
 #include "engine/loop.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { REQUEST_MAX = 80, PROMPT_MAX = 160, TURN_MAX = 100000 };
@@ -34,13 +36,15 @@ struct sim {
     hd_loop_config c;
     hd_loop *loop;
     fake_dev *dev;
-    int32_t *token;
+    int32_t *token[2]; /* [n_seq_max] of the steps under way */
+    float *logits;     /* [n_seq_max, FAKE_N_VOCAB] of the last of them */
+    int n_enqueued, n_fetched;
     int64_t now_ns;
     struct request *request; /* [n_request] */
     int n_request, n_sent, n_live;
     double send_p, cancel_p, fail_p, bad_row_p, refuse_p;
     int prompt_max, new_max, die_at; /* step at which the device dies; 0: never */
-    int n_step;
+    bool dies_late;                  /* when asked for the tokens */
     bool is_dead;
     int32_t family[2][PROMPT_MAX];
     uint64_t prompt_tok, hit_tok, told_tok;
@@ -77,7 +81,7 @@ static void check_token(struct request *q, const hd_event *ev) {
     q->n_told++;
     q->sim->told_tok++;
     assert_int_equal(ev->n_generated, q->n_told);
-    bool stops = is_end_token(q, ev->token) && q->n_told > q->r.min_tokens;
+    bool stops = is_end_token(q, ev->token);
     enum hd_finish finish = stops                     ? HD_FINISH_STOP
                             : q->n_told == q->n_limit ? HD_FINISH_LENGTH
                                                       : HD_FINISH_NONE;
@@ -141,7 +145,8 @@ static void choose_request(struct sim *m, struct request *q) {
         q->hash = fake_hash_add(q->hash, (uint64_t)q->prompt[i]);
     }
     q->r.max_tokens = rng_chance(g, 0.1) ? 0 : rng_int(g, 1, m->new_max);
-    q->r.min_tokens = rng_chance(g, 0.8) ? 0 : rng_int(g, 0, q->r.max_tokens);
+    q->r.sampling.temperature = 0;
+    q->r.sampling.n_top_logprob = rng_chance(g, 0.9) ? -1 : 0; /* 0: the host draws */
     q->r.ignore_eos = rng_chance(g, 0.3);
     q->r.is_chat = rng_chance(g, 0.5);
     q->r.n_stop_token = rng_chance(g, 0.8) ? 0 : rng_int(g, 1, 2);
@@ -173,27 +178,49 @@ static void send_some(struct sim *m) {
 }
 
 /* Other threads act while a step runs. */
-static hd_status step(void *ctx, const hd_batch *b, hd_step_out *out) {
-    struct sim *m = ctx;
-    hd_batch_check(b);
+static void let_others_act(struct sim *m) {
     m->now_ns += rng_int(&m->rng, 1, 1000000);
     send_some(m);
     maybe_cancel(m);
-    bool dies = ++m->n_step == m->die_at;
+}
+
+static void any_may_fail(struct sim *m) {
+    for (int i = 0; i < m->n_sent; i++) m->request[i].may_fail = true; /* any may be in it */
+}
+
+static hd_status enqueue(void *ctx, const hd_batch *b) {
+    struct sim *m = ctx;
+    hd_batch_check(b);
+    let_others_act(m);
+    bool dies = !m->dies_late && m->n_enqueued + 1 == m->die_at;
     if (dies || rng_chance(&m->rng, m->fail_p)) {
         fake_dev_fail(m->dev, b);
-        for (int i = 0; i < m->n_sent; i++) m->request[i].may_fail = true; /* any may be in it */
-        m->is_dead = dies;
+        any_may_fail(m);
+        m->is_dead |= dies;
         return dies ? HD_FAIL(DEVICE, "planned death") : HD_FAIL(INTERNAL, "planned failure");
     }
-    fake_dev_run(m->dev, b, m->token);
+    int32_t *token = m->token[m->n_enqueued++ % 2];
+    assert_true(m->n_enqueued - m->n_fetched <= (m->c.stepper.is_async ? 2 : 1));
+    fake_dev_run(m->dev, b, token);
     for (int i = 0; i < b->n_out; i++) {
-        if (!rng_chance(&m->rng, m->bad_row_p)) continue;
-        m->token[i] = -1;
-        for (int k = 0; k < m->n_sent; k++) m->request[k].may_fail = true;
+        float *row = m->logits + (size_t)i * FAKE_N_VOCAB;
+        for (int k = 0; k < FAKE_N_VOCAB; k++) row[k] = k == token[i];
+        bool is_bad = rng_chance(&m->rng, m->bad_row_p);
+        if (is_bad) any_may_fail(m);
+        if (is_bad) row[0] = NAN;
+        if (is_bad || b->draw[i].is_host) token[i] = -1;
     }
-    out->token = m->token;
     return HD_OK;
+}
+
+static hd_status fetch(void *ctx, hd_step_out *out) {
+    struct sim *m = ctx;
+    assert_true(m->n_fetched < m->n_enqueued);
+    let_others_act(m);
+    *out = (hd_step_out){.token = m->token[m->n_fetched++ % 2], .logits = m->logits};
+    if (!m->dies_late || m->n_fetched != m->die_at) return HD_OK;
+    m->is_dead = true;
+    return HD_FAIL(DEVICE, "planned death");
 }
 
 static void choose_sched(struct sim *m) {
@@ -220,7 +247,8 @@ static void sim_init(struct sim *m, uint64_t seed) {
     test_rng *r = &m->rng;
     choose_sched(m);
     m->c.clock = (hd_clock){.now_ns = virtual_now, .ctx = m};
-    m->c.stepper = (hd_stepper){.step = step, .ctx = m};
+    m->c.stepper =
+        (hd_stepper){.enqueue = enqueue, .fetch = fetch, .is_async = rng_chance(r, 0.5), .ctx = m};
     m->c.n_vocab = FAKE_N_VOCAB;
     m->c.end_token = end;
     m->c.n_end_token = 1;
@@ -232,6 +260,7 @@ static void sim_init(struct sim *m, uint64_t seed) {
     m->bad_row_p = rng_chance(r, 0.7) ? 0 : 0.01;
     m->refuse_p = rng_chance(r, 0.5) ? 0 : 0.1;
     m->die_at = rng_chance(r, 0.9) ? 0 : rng_int(r, 1, 100);
+    m->dies_late = rng_chance(r, 0.5);
     int n_pos_max = m->c.sched.n_pos_max;
     m->prompt_max = rng_chance(r, 0.5) ? n_pos_max : rng_int(r, 1, n_pos_max / 2);
     m->new_max = rng_int(r, 1, n_pos_max);
@@ -239,7 +268,9 @@ static void sim_init(struct sim *m, uint64_t seed) {
         for (int i = 0; i < PROMPT_MAX; i++) m->family[f][i] = rng_int(r, 0, FAKE_N_VOCAB - 1);
     }
     m->request = hd_alloc_zero((size_t)m->n_request, sizeof *m->request);
-    m->token = hd_alloc_zero((size_t)m->c.sched.n_seq_max, sizeof *m->token);
+    for (int i = 0; i < 2; i++)
+        m->token[i] = hd_alloc_zero((size_t)m->c.sched.n_seq_max, sizeof(int32_t));
+    m->logits = hd_alloc_zero((size_t)m->c.sched.n_seq_max, FAKE_N_VOCAB * sizeof(float));
     m->dev = fake_dev_new(m->c.sched.n_page, m->c.sched.page_tok, m->c.sched.n_seq_max);
     m->loop = hd_loop_new(&m->c);
 }
@@ -260,7 +291,8 @@ static void sim_fini(struct sim *m) {
     assert_int_equal(st.is_failed, m->is_dead);
     hd_loop_free(m->loop);
     fake_dev_free(m->dev);
-    hd_free(m->token);
+    for (int i = 0; i < 2; i++) hd_free(m->token[i]);
+    hd_free(m->logits);
     hd_free(m->request);
 }
 

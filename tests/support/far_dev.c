@@ -12,6 +12,8 @@ static hd_dev_ops far_ops;
 static hd_dev inner;
 static hd_batch far_batch, near_batch; /* the arrays, as addresses of either kind */
 static bool is_broken;
+static char sent[HD_DEV_STEPS][1024];
+static size_t n_sent[HD_DEV_STEPS]; /* SIZE_MAX: received */
 
 static void *far(void *p) { return (void *)((uintptr_t)p + FAR); }
 static void *near(const void *p) {
@@ -34,6 +36,21 @@ static hd_status far_get(void *ctx, void *to, const void *from, size_t n_byte) {
     (void)ctx;
     if (is_broken) return HD_FAIL(DEVICE, "the far device broke");
     memcpy(to, near(from), n_byte);
+    return HD_OK;
+}
+static hd_status far_send(void *ctx, int ix, const void *from, size_t n_byte) {
+    (void)ctx;
+    assert_true(n_byte <= sizeof sent[ix] && ix < HD_DEV_STEPS && n_sent[ix] == SIZE_MAX);
+    memcpy(sent[ix], near(from), n_byte);
+    n_sent[ix] = n_byte;
+    return HD_OK;
+}
+static hd_status far_receive(void *ctx, int ix, void *to, size_t n_byte) {
+    (void)ctx;
+    if (is_broken) return HD_FAIL(DEVICE, "the far device broke");
+    assert_int_equal(n_byte, n_sent[ix]);
+    n_sent[ix] = SIZE_MAX;
+    memcpy(to, sent[ix], n_byte);
     return HD_OK;
 }
 static uint64_t far_free_bytes(void *ctx) {
@@ -89,12 +106,14 @@ static void far_close(void *ctx) {
 
 hd_dev test_open_far(void) {
     is_broken = false;
+    for (int i = 0; i < HD_DEV_STEPS; i++) n_sent[i] = SIZE_MAX;
     assert_ok(hd_dev_open("ref", NULL, &inner));
     far_ops = *inner.ops;
     far_ops.name = "far";
     far_ops.close = far_close;
     far_ops.alloc = far_alloc, far_ops.free = far_free;
     far_ops.put = far_put, far_ops.get = far_get;
+    far_ops.send = far_send, far_ops.receive = far_receive;
     far_ops.upload = far_upload, far_ops.free_bytes = far_free_bytes;
 #define HD_OP(name, what) far_ops.name = far_##name;
 #include "dev/op.def"

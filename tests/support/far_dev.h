@@ -7,7 +7,7 @@
 #include "dev/dev.h"
 
 hd_dev test_open_far(void);
-/* From now on upload and get fail as on a device that broke. */
+/* From now on upload, get and receive fail as on a device that broke. */
 void test_break_far(void);
 
 #endif

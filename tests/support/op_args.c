@@ -32,9 +32,13 @@ static int n_position(const hd_batch *b) {
 }
 
 void test_args_embed(struct hd_op_embed *args, const hd_batch *b, test_args *out) {
-    (void)b;
     *out = (test_args){0};
-    ADD(token, args->n_row, IN);
+    const int32_t *token = b ? b->token : args->token;
+    int top = 0;
+    for (int r = 0; r < args->n_row; r++)
+        top = hd_slot_of_token(token[r]) > top ? hd_slot_of_token(token[r]) : top;
+    ADD(token, args->n_row, IN_OUT);
+    ADD(last, top + 1, IN);
     ADD(x, args->n_row * args->table->n_in, OUT);
     WEIGHT(table);
 }
@@ -151,4 +155,15 @@ void test_args_head(struct hd_op_head *args, const hd_batch *b, test_args *out) 
     ADD(norm, args->d_model, IN);
     ADD(logits, args->n_out * args->w->n_out, OUT);
     WEIGHT(w);
+}
+
+void test_args_sample(struct hd_op_sample *args, const hd_batch *b, test_args *out) {
+    if (!b) b = args->batch;
+    *out = (test_args){.batch = &args->batch};
+    int top = 0;
+    for (int s = 0; s < b->n_seq; s++) top = b->seq_slot[s] > top ? b->seq_slot[s] : top;
+    ADD(logits, args->n_out * args->n_vocab, IN);
+    ADD(is_token, args->n_vocab, IN);
+    ADD(token, args->n_out, OUT);
+    ADD(last, top + 1, IN_OUT);
 }

@@ -1,6 +1,7 @@
 /* loop: exact tokens and exactly one end per request under chunking, preemption, cancels in every
  * state and faults; bounds; stops; no allocation; a quiet idle. The device is a fake whose "KV" is
- * a hash of the prefix, so a page mixed up anywhere changes the tokens. */
+ * a hash of the prefix, so a page mixed up anywhere changes the tokens. Every test runs twice: with
+ * a device that has run a step when enqueue returns, and with one that runs on its own. */
 #include "engine/loop.h"
 #include "support/allocs.h"
 #include "support/check.h"
@@ -21,15 +22,19 @@ enum { n_vocab = 256, token_max = 256 };
 /* ---- the fake device ---- */
 
 typedef struct fake {
-    uint64_t *kv; /* [n_page * page_tok] hash of the prefix that ends there */
-    float *logits;
-    int32_t *token;
-    bool gives_logits;
+    uint64_t *kv;  /* [n_page * page_tok] hash of the prefix that ends there */
+    int32_t *last; /* [n_seq_max] by slot */
+    struct {
+        float *logits; /* rows of the host's draws; NaN elsewhere */
+        int32_t *token;
+    } out[2];
+    int n_enqueued, n_fetched;
     int nan_at_token; /* a sequence whose last token is this gets a NaN row; -1: none */
-    int fail_step;    /* the step that fails; 0: none */
+    int fail_step;    /* the step whose enqueue fails; 0: none */
+    int fail_fetch;   /* the step whose fetch fails */
     hd_status fail_status;
     int n_step;
-    sem_t *gate; /* waited for in each step; NULL: none */
+    sem_t *gate; /* waited for in each fetch; NULL: none */
     _Atomic int n_entered;
 } fake;
 
@@ -40,29 +45,48 @@ static uint64_t extend(uint64_t h, int32_t token) {
 /* Never 0, which the tests use as the end token. */
 static int32_t token_of(uint64_t h) { return 1 + (int32_t)(h % (n_vocab - 1)); }
 
-static hd_status fake_step(void *ctx, const hd_batch *b, hd_step_out *out) {
+static bool is_async; /* of the devices of all tests */
+
+static void run_row(fake *f, const hd_batch *b, int r) {
+    const int32_t *page = b->page + b->seq_page0[b->row_seq[r]];
+    int p = b->pos[r] - 1;
+    uint64_t h = p < 0 ? 0 : f->kv[page[p / b->page_tok] * b->page_tok + p % b->page_tok];
+    int32_t token = b->token[r];
+    if (token < 0)
+        token = f->last[hd_slot_of_token(token)] < 0 ? 0 : f->last[hd_slot_of_token(token)];
+    f->kv[b->kv_row[r]] = extend(h, token);
+}
+
+static void sample_row(fake *f, const hd_batch *b, int i, int32_t *token, float *x) {
+    int row = b->out_row[i];
+    int32_t best = token_of(f->kv[b->kv_row[row]]);
+    bool is_bad = b->token[row] >= 0 && b->token[row] == f->nan_at_token;
+    *token = is_bad || b->draw[i].is_host ? -1 : best;
+    f->last[b->seq_slot[b->row_seq[row]]] = *token;
+    for (int k = 0; k < n_vocab; k++) x[k] = b->draw[i].is_host ? (float)(k % 7) : NAN;
+    x[best] = 50;
+    if (is_bad) x[n_vocab / 2] = NAN;
+}
+
+static hd_status fake_enqueue(void *ctx, const hd_batch *b) {
     fake *f = ctx;
+    if (++f->n_step == f->fail_step) return hd_fail(f->fail_status, "planned failure");
+    int ix = f->n_enqueued++ % 2;
+    assert_true(f->n_enqueued - f->n_fetched <= (is_async ? 2 : 1));
+    for (int r = 0; r < b->n_row; r++) run_row(f, b, r);
+    for (int i = 0; i < b->n_out; i++)
+        sample_row(f, b, i, &f->out[ix].token[i], f->out[ix].logits + (size_t)i * n_vocab);
+    return HD_OK;
+}
+
+static hd_status fake_fetch(void *ctx, hd_step_out *out) {
+    fake *f = ctx;
+    assert_true(f->n_fetched < f->n_enqueued);
     atomic_fetch_add(&f->n_entered, 1);
     if (f->gate) sem_wait(f->gate);
-    if (++f->n_step == f->fail_step) return hd_fail(f->fail_status, "planned failure");
-    for (int r = 0; r < b->n_row; r++) {
-        const int32_t *page = b->page + b->seq_page0[b->row_seq[r]];
-        int p = b->pos[r] - 1;
-        uint64_t h = p < 0 ? 0 : f->kv[page[p / b->page_tok] * b->page_tok + p % b->page_tok];
-        f->kv[b->kv_row[r]] = extend(h, b->token[r]);
-    }
-    for (int i = 0; i < b->n_out; i++) {
-        int row = b->out_row[i];
-        int32_t best = token_of(f->kv[b->kv_row[row]]);
-        bool is_bad = b->token[row] == f->nan_at_token;
-        f->token[i] = is_bad ? -1 : best;
-        float *x = f->logits + (size_t)i * n_vocab;
-        for (int k = 0; k < n_vocab; k++) x[k] = (float)(k % 7);
-        x[best] = 50;
-        if (is_bad) x[n_vocab / 2] = NAN;
-    }
-    out->logits = f->gives_logits ? f->logits : NULL;
-    out->token = f->token;
+    int ix = f->n_fetched++ % 2;
+    if (f->n_fetched == f->fail_fetch) return HD_FAIL(DEVICE, "planned failure");
+    *out = (hd_step_out){.token = f->out[ix].token, .logits = f->out[ix].logits};
     return HD_OK;
 }
 
@@ -90,7 +114,10 @@ static void rig_init(rig *g, int n_page, int page_tok) {
                   .model_key = 7},
         .n_queue_max = 64,
         .clock = {.now_ns = virtual_now, .ctx = &g->now_ns},
-        .stepper = {.step = fake_step, .ctx = &g->fake},
+        .stepper = {.enqueue = fake_enqueue,
+                    .fetch = fake_fetch,
+                    .is_async = is_async,
+                    .ctx = &g->fake},
         .n_vocab = n_vocab,
         .end_token = end,
         .n_end_token = 1,
@@ -102,8 +129,11 @@ static void rig_init(rig *g, int n_page, int page_tok) {
 static void rig_start(rig *g) {
     const hd_sched_config *s = &g->c.sched;
     g->fake.kv = calloc((size_t)s->n_page * (size_t)s->page_tok, sizeof *g->fake.kv);
-    g->fake.logits = calloc((size_t)s->n_seq_max * n_vocab, sizeof *g->fake.logits);
-    g->fake.token = calloc((size_t)s->n_seq_max, sizeof *g->fake.token);
+    g->fake.last = calloc((size_t)s->n_seq_max, sizeof *g->fake.last);
+    for (int i = 0; i < 2; i++) {
+        g->fake.out[i].logits = calloc((size_t)s->n_seq_max * n_vocab, sizeof(float));
+        g->fake.out[i].token = calloc((size_t)s->n_seq_max, sizeof(int32_t));
+    }
     g->loop = hd_loop_new(&g->c);
 }
 
@@ -115,8 +145,11 @@ static void rig_end(rig *g) {
     assert_int_equal(s.n_page_free + s.n_page_cached, g->c.sched.n_page);
     hd_loop_free(g->loop);
     free(g->fake.kv);
-    free(g->fake.logits);
-    free(g->fake.token);
+    free(g->fake.last);
+    for (int i = 0; i < 2; i++) {
+        free(g->fake.out[i].logits);
+        free(g->fake.out[i].token);
+    }
 }
 
 static bool turn(rig *g) {
@@ -204,7 +237,6 @@ static void one_request_to_its_limit(void **state) {
     for (int logits = 0; logits < 2; logits++) {
         rig g;
         rig_init(&g, 40, 4);
-        g.fake.gives_logits = logits;
         rig_start(&g);
         hd_engine_stats fresh;
         hd_loop_get_stats(g.loop, &fresh);
@@ -214,6 +246,7 @@ static void one_request_to_its_limit(void **state) {
         v = (receiver){0};
         fill_prompt(&v, 70, 3);
         hd_request r = request_for(&v, 70, 12);
+        r.sampling.n_top_logprob = logits ? 0 : -1; /* the host draws */
         assert_ok(hd_loop_submit(g.loop, &r, &v.id));
         turn_until_idle(&g);
         check_end(&v, HD_FINISH_LENGTH, 12);
@@ -258,7 +291,6 @@ static void a_storm_keeps_every_promise(void **state) {
         rig_init(&g, seed % 2 ? 52 : 120, 4);
         g.c.sched.chunk_max = seed % 3 == 0 ? 5 : 0;
         g.c.sched.prefix_cache = seed % 5 != 0;
-        g.fake.gives_logits = seed % 4 == 0;
         rig_start(&g);
         enum { n_req = 60 };
         static receiver v[n_req];
@@ -275,6 +307,7 @@ static void a_storm_keeps_every_promise(void **state) {
                 hd_request r = request_for(&v[i], n_prompt, n_max[i]);
                 r.priority = (int)((x >> 40) % 3);
                 r.cache_salt = (x >> 44) % 2;
+                r.sampling.n_top_logprob = seed % 4 == 0 && x % 2 ? 0 : -1;
                 v[i].refuse_at = (x >> 50) % 8 == 0 ? 1 + (int)((x >> 54) % 10) : 0;
                 hd_status s = hd_loop_submit(g.loop, &r, &v[i].id);
                 if (s == HD_OK)
@@ -375,13 +408,13 @@ static void a_bad_row_fails_alone(void **state) {
     for (int logits = 0; logits < 2; logits++) {
         rig g;
         rig_init(&g, 100, 4);
-        g.fake.gives_logits = logits;
         rig_start(&g);
         static receiver v[3];
         memset(v, 0, sizeof v);
         for (int i = 0; i < 3; i++) {
             fill_prompt(&v[i], 10, (uint64_t)i);
             hd_request r = request_for(&v[i], 10, 5);
+            r.sampling.n_top_logprob = logits ? 0 : -1;
             assert_ok(hd_loop_submit(g.loop, &r, &v[i].id));
         }
         g.fake.nan_at_token = v[1].prompt[9];
@@ -392,6 +425,35 @@ static void a_bad_row_fails_alone(void **state) {
         assert_true(strlen(v[1].error) > 0);
         check_end(&v[0], HD_FINISH_LENGTH, 5);
         check_end(&v[2], HD_FINISH_LENGTH, 5);
+        rig_end(&g);
+    }
+}
+
+/* A device that broke says so when a step's tokens are asked for. */
+static void a_failing_fetch_ends_everything(void **state) {
+    (void)state;
+    for (int at = 1; at < 8; at++) {
+        rig g;
+        rig_init(&g, 100, 4);
+        g.c.sched.n_seq_max = 2;
+        g.fake.fail_fetch = at;
+        rig_start(&g);
+        static receiver v[3];
+        memset(v, 0, sizeof v);
+        for (int i = 0; i < 3; i++) {
+            fill_prompt(&v[i], 10, (uint64_t)i);
+            hd_request r = request_for(&v[i], 10, 8);
+            assert_ok(hd_loop_submit(g.loop, &r, &v[i].id));
+        }
+        turn_until_idle(&g);
+        for (int i = 0; i < 3; i++) {
+            check_end(&v[i], HD_FINISH_ERROR, i < 2 ? at - 1 : 0);
+            assert_int_equal(v[i].last.status, HD_E_DEVICE);
+            assert_string_equal(v[i].error, "planned failure");
+        }
+        hd_engine_stats s;
+        hd_loop_get_stats(g.loop, &s);
+        assert_true(s.is_failed);
         rig_end(&g);
     }
 }
@@ -474,7 +536,6 @@ static void ends_and_minimum(void **state) {
     (void)state;
     rig g;
     rig_init(&g, 100, 4);
-    g.fake.gives_logits = true;
     rig_start(&g);
     static receiver v, w;
     v = (receiver){0};
@@ -665,7 +726,6 @@ static void the_loop_allocates_nothing(void **state) {
     g.c.tokenizer = t;
     g.c.clock = hd_clock_real();
     g.c.has_metrics = true;
-    g.fake.gives_logits = true;
     rig_start(&g);
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, run_loop, g.loop), 0);
@@ -683,16 +743,17 @@ static void the_loop_allocates_nothing(void **state) {
         r.prompt = prompts.prompt;
         r.n_prompt = 1 + (int)(x % 90);
         r.max_tokens = 5 + (int)((x >> 10) % 80);
+        bool is_plain = (x >> 30) % 4 > 0; /* the device draws */
         r.sampling = (hd_sampling){.temperature = 0.7f,
                                    .top_k = x % 2 ? 40 : 0,
                                    .top_p = 0.9f,
                                    .min_p = 0.01f,
-                                   .presence_penalty = 0.5f,
-                                   .frequency_penalty = 0.5f,
-                                   .repetition_penalty = 1.2f,
-                                   .n_top_logprob = (int)((x >> 20) % 21),
+                                   .presence_penalty = is_plain ? 0 : 0.5f,
+                                   .frequency_penalty = is_plain ? 0 : 0.5f,
+                                   .repetition_penalty = is_plain ? 1 : 1.2f,
+                                   .n_top_logprob = is_plain ? -1 : (int)((x >> 20) % 21),
                                    .bias = &bias,
-                                   .n_bias = 1};
+                                   .n_bias = is_plain ? 0 : 1};
         r.stop = stop;
         r.n_stop = 2;
         r.on_event = receive_watched;
@@ -864,6 +925,7 @@ int main(void) {
         cmocka_unit_test(cancel_in_every_state),
         cmocka_unit_test(a_refusing_receiver_is_cancelled_alone),
         cmocka_unit_test(a_bad_row_fails_alone),
+        cmocka_unit_test(a_failing_fetch_ends_everything),
         cmocka_unit_test(a_failing_step_ends_its_requests),
         cmocka_unit_test(the_waiting_line_is_bounded),
         cmocka_unit_test(ends_and_minimum),
@@ -874,5 +936,8 @@ int main(void) {
         cmocka_unit_test(a_stuck_step_is_seen),
         cmocka_unit_test(many_clients),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int n_failed =
+        cmocka_run_group_tests_name("a device that computes when told", tests, NULL, NULL);
+    is_async = true;
+    return n_failed + cmocka_run_group_tests_name("a device of its own", tests, NULL, NULL);
 }

@@ -62,7 +62,7 @@ static void fill_grid(struct grid *g) {
         add_prompt(g, n, n_pos / 4);
         add_prompt(g, n, n_pos - n);
     }
-    for (int n = 4; n < n_seq; n *= 4) {
+    for (int n = 2; n < n_seq; n *= 4) {
         struct load l = {.n_decode = n, .context = n_pos / 8 + 1, .is_other = true};
         for (int rows = 16; n + rows <= n_row; rows *= 8) {
             l.n_prompt = rows;

@@ -1,4 +1,5 @@
-/* Inside of `hadal bench serve`: the client that sends a load, the report. One thread.
+/* Inside of `hadal bench serve`: the client that sends a load; and the report of a load, which the
+ * simulator and the comparison have, too. One thread.
  *
  * Open loop: when a request is sent depends on the trace alone, never on answers, and every latency
  * counts from the planned arrival, so that a slow server cannot hide the wait it caused. */
@@ -58,8 +59,11 @@ void hd_load_histogram_add(hd_load_histogram *h, double seconds, double weight);
 
 /* --goodput: HD_E_INVALID names what is wrong. */
 HD_MUST_CHECK hd_status hd_load_check_goodput(const struct hd_options *o);
-/* A table, or one JSON object, on stdout. */
-HD_MUST_CHECK hd_status hd_load_report(const hd_load_run *r);
+/* Share of the requests sent that were answered within every bound. */
+double hd_load_good_share(const hd_load_run *r);
+/* Counts, throughput and latencies: tables on stdout, or keys of an object that is open. */
+HD_MUST_CHECK hd_status hd_load_print(const hd_load_run *r);
+HD_MUST_CHECK hd_status hd_load_write(const hd_load_run *r, hd_json *j);
 /* The figures of a request: in seconds, ascending, of those that have it; v: [trace->n]. */
 enum hd_load_metric { HD_LOAD_TTFT, HD_LOAD_TPOT, HD_LOAD_E2EL };
 int hd_load_sorted(const hd_load_run *r, enum hd_load_metric metric, double *v);

@@ -48,11 +48,11 @@ static struct axis axis_of(const hd_load_run *r, double *v) {
 
 static void draw_frame(const hd_load_run *r, const struct axis *a, hd_buf *out) {
     hd_buf_addf(out,
-                "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" "
-                "font-family=\"sans-serif\" font-size=\"12\">\n"
+                "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
+                "viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" font-size=\"12\">\n"
                 "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n"
                 "<text x=\"%d\" y=\"24\" font-size=\"14\">",
-                width, height, width, height, left);
+                width, height, width, height, width, height, left);
     add_escaped(out, r->model);
     hd_buf_addf(out, ": %d requests in %.1f s, seed %llu</text>\n", r->trace->n, r->seconds,
                 (unsigned long long)r->trace->seed);

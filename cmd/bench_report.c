@@ -18,7 +18,7 @@ static const char *const outcome_name[] = {
 };
 
 static const double quantile[] = {0.5, 0.9, 0.99};
-enum { n_quantile = HD_COUNT_OF(quantile), n_slo = 3, class_max = 16 };
+enum { n_quantile = HD_COUNT_OF(quantile), n_slo = 3, class_max = 16, bound_max = 64 };
 
 struct summary {
     int n;
@@ -46,10 +46,21 @@ struct class_totals {
     struct summary metric[n_slo];
 };
 
+/* Of --goodput: a good request of this class (empty: of any) takes at most so long. */
+struct bound {
+    hd_str service;
+    int metric;
+    double ms;
+};
+struct bounds {
+    struct bound at[bound_max];
+    int n;
+};
+
 struct totals {
     int n[HD_LOAD_OUTCOME_COUNT], status[status_max], n_wrong_length, n_good;
-    double n_input, n_output, slo_ms[n_slo]; /* 0: no bound */
-    bool has_slo;
+    double n_input, n_output;
+    struct bounds slo;
     struct summary metric[n_metric], gap;
     struct class_totals
         class_of[class_max]; /* in the order of the trace; later ones are left out */
@@ -135,36 +146,61 @@ static struct summary of_metric(const hd_load_run *r, const struct metric *m, co
     return s;
 }
 
-static hd_status parse_slo(const char *text, double *slo_ms) {
+/* "CLASS/NAME:MS" or "NAME:MS", several with commas. */
+static hd_status parse_bounds(const char *text, struct bounds *out) {
     for (const char *p = text;; p++) {
-        size_t len = strcspn(p, ":");
+        size_t len = strcspn(p, ":,");
+        const char *slash = memchr(p, '/', len), *name = slash ? slash + 1 : p;
+        struct bound b = {.service = {p, slash ? (size_t)(slash - p) : 0}};
         char *end = NULL;
-        int i = 0;
-        while (i < n_slo && !hd_str_eq_c((hd_str){p, len}, metrics[i].slo)) i++;
-        double ms = p[len] ? strtod(p + len + 1, &end) : 0;
-        if (i == n_slo || !(ms > 0 && ms < 1e9) || (*end && *end != ','))
-            return HD_FAIL(INVALID, "--goodput: expected ttft:MS, tpot:MS or e2el:MS, found \"%s\"",
-                           hd_show(hd_str_of(text)));
-        slo_ms[i] = ms;
+        hd_str metric = {name, (size_t)(p + len - name)};
+        while (b.metric < n_slo && !hd_str_eq_c(metric, metrics[b.metric].slo)) b.metric++;
+        b.ms = p[len] == ':' ? strtod(p + len + 1, &end) : 0;
+        if (b.metric == n_slo || !(b.ms > 0 && b.ms < 1e9) || (*end && *end != ',') ||
+            out->n == bound_max)
+            return HD_FAIL(
+                INVALID,
+                "--goodput: expected ttft:MS, tpot:MS or e2el:MS, or with a class before "
+                "it, CLASS/ttft:MS, found \"%s\"",
+                hd_show(hd_str_of(text)));
+        out->at[out->n++] = b;
         if (!*end) return HD_OK;
         p = end;
     }
 }
 
-static hd_status read_slo(const struct hd_options *o, double *slo_ms) {
-    for (int i = 0; i < o->load_goodput.n; i++) HD_TRY(parse_slo(o->load_goodput.item[i], slo_ms));
+static hd_status read_bounds(const struct hd_options *o, struct bounds *out) {
+    out->n = 0;
+    for (int i = 0; i < o->load_goodput.n; i++) HD_TRY(parse_bounds(o->load_goodput.item[i], out));
     return HD_OK;
 }
 
 hd_status hd_load_check_goodput(const struct hd_options *o) {
-    double slo_ms[n_slo];
-    return read_slo(o, slo_ms);
+    struct bounds b;
+    return read_bounds(o, &b);
 }
 
-static bool is_good(const hd_load_result *r, const double *slo_ms) {
-    for (int i = 0; i < n_slo; i++)
-        if (slo_ms[i] > 0 && value_of(r, &metrics[i]) * 1e3 > slo_ms[i]) return false;
-    return r->outcome == HD_LOAD_OK;
+static bool is_good(const hd_load_run *r, int ix, const struct bounds *slo) {
+    const hd_load_result *one = &r->result[ix];
+    if (one->outcome != HD_LOAD_OK) return false;
+    for (int i = 0; i < slo->n; i++) {
+        const struct bound *b = &slo->at[i];
+        bool counts = b->service.len == 0 || hd_str_eq_c(b->service, r->trace->item[ix].service);
+        if (counts && value_of(one, &metrics[b->metric]) * 1e3 > b->ms) return false;
+    }
+    return true;
+}
+
+double hd_load_good_share(const hd_load_run *r) {
+    struct bounds slo;
+    int n_good = 0, n_sent = 0;
+    hd_status s = read_bounds(r->o, &slo);
+    HD_ASSERT(s == HD_OK); /* checked before */
+    for (int i = 0; i < r->trace->n; i++) {
+        n_good += is_good(r, i, &slo);
+        n_sent += r->result[i].outcome != HD_LOAD_UNSENT;
+    }
+    return n_sent > 0 ? (double)n_good / n_sent : 0;
 }
 
 static void add_to_class(const hd_load_run *r, int ix, struct totals *t) {
@@ -175,12 +211,12 @@ static void add_to_class(const hd_load_run *r, int ix, struct totals *t) {
     struct class_totals *to = &t->class_of[c];
     to->n_sent += r->result[ix].outcome != HD_LOAD_UNSENT;
     to->n_ok += r->result[ix].outcome == HD_LOAD_OK;
-    to->n_good += is_good(&r->result[ix], t->slo_ms);
+    to->n_good += is_good(r, ix, &t->slo);
 }
 
 static hd_status add_up(const hd_load_run *r, struct totals *t) {
-    *t = (struct totals){.has_slo = r->o->load_goodput.n > 0, .gap = of_histogram(&r->gap)};
-    HD_TRY(read_slo(r->o, t->slo_ms));
+    *t = (struct totals){.gap = of_histogram(&r->gap)};
+    HD_TRY(read_bounds(r->o, &t->slo));
     for (int i = 0; i < r->trace->n; i++) {
         const hd_load_result *one = &r->result[i];
         t->n[one->outcome]++;
@@ -191,7 +227,7 @@ static hd_status add_up(const hd_load_run *r, struct totals *t) {
         t->n_input += one->n_input;
         t->n_output += one->n_output;
         if (one->n_output != r->trace->item[i].n_output) t->n_wrong_length++;
-        if (is_good(one, t->slo_ms)) t->n_good++;
+        if (is_good(r, i, &t->slo)) t->n_good++;
     }
     for (int c = 0; c < t->n_class; c++)
         for (int m = 0; m < n_slo; m++)
@@ -220,9 +256,6 @@ static void print_classes(const struct totals *t) {
 
 static void print(const hd_load_run *r, const struct totals *t) {
     double s = r->seconds > 0 ? r->seconds : 1;
-    printf("%s: model %s, prompts as %s, seed %llu%s\n", r->o->load_url, r->model,
-           r->is_text ? "text (lengths are about right)" : "token ids",
-           (unsigned long long)r->trace->seed, r->is_interrupted ? "; interrupted" : "");
     printf("%d requests in %.2f s:", r->trace->n, r->seconds);
     for (int i = HD_LOAD_OUTCOME_COUNT - 1; i >= 0; i--)
         if (t->n[i] > 0 || i == HD_LOAD_OK) printf(" %d %s", t->n[i], outcome_name[i]);
@@ -232,13 +265,13 @@ static void print(const hd_load_run *r, const struct totals *t) {
            t->n_input / s, t->n_output / s);
     if (t->n_wrong_length > 0)
         printf("%d answers had another length than asked for\n", t->n_wrong_length);
-    if (t->has_slo)
+    if (t->slo.n > 0)
         printf("goodput %.3f requests/s: %d of %d are good (%.1f %%)\n", t->n_good / s, t->n_good,
                r->trace->n - t->n[HD_LOAD_UNSENT],
                100.0 * t->n_good / fmax(1, r->trace->n - t->n[HD_LOAD_UNSENT]));
     printf("\n%-24s %10s %10s %10s %10s %10s\n", "ms", "mean", "p50", "p90", "p99", "max");
     for (int m = 0; m < n_metric; m++) {
-        if (t->metric[m].n > 0) print_row(metrics[m].title, &t->metric[m]);
+        if (t->metric[m].max > 0) print_row(metrics[m].title, &t->metric[m]);
         if (m == HD_LOAD_TPOT && t->gap.n > 0) print_row("inter-token", &t->gap);
     }
     if (t->n_class > 1) print_classes(t);
@@ -295,26 +328,15 @@ static void write_classes(const struct totals *t, hd_json *j) {
         hd_json_str_c(j, c->name);
         write_count(j, "sent", c->n_sent);
         write_count(j, "completed", c->n_ok);
-        if (t->has_slo) write_count(j, "good", c->n_good);
+        if (t->slo.n > 0) write_count(j, "good", c->n_good);
         for (int m = 0; m < n_slo; m++) write_summary(j, metrics[m].key, &c->metric[m]);
         hd_json_object_end(j);
     }
     hd_json_array_end(j);
 }
 
-static void write_object(const hd_load_run *r, const struct totals *t, hd_json *j) {
+static void write_keys(const hd_load_run *r, const struct totals *t, hd_json *j) {
     double s = r->seconds > 0 ? r->seconds : 1;
-    hd_json_object(j);
-    hd_json_key(j, "base_url");
-    hd_json_str_c(j, r->o->load_url);
-    hd_json_key(j, "model");
-    hd_json_str_c(j, r->model);
-    hd_json_key(j, "prompts");
-    hd_json_str_c(j, r->is_text ? "text" : "ids");
-    hd_json_key(j, "seed");
-    hd_json_int(j, (int64_t)r->trace->seed);
-    hd_json_key(j, "interrupted");
-    hd_json_bool(j, r->is_interrupted);
     write_counts(r, t, j);
     write_number(j, "duration_s", r->seconds);
     write_number(j, "total_input_tokens", t->n_input);
@@ -322,29 +344,26 @@ static void write_object(const hd_load_run *r, const struct totals *t, hd_json *
     write_number(j, "request_throughput", t->n[HD_LOAD_OK] / s);
     write_number(j, "input_throughput", t->n_input / s);
     write_number(j, "output_throughput", t->n_output / s);
-    if (t->has_slo) {
+    if (t->slo.n > 0) {
         write_count(j, "good", t->n_good);
         write_number(j, "request_goodput", t->n_good / s);
     }
     for (int m = 0; m < n_metric; m++) write_summary(j, metrics[m].key, &t->metric[m]);
     write_summary(j, "itl_ms", &t->gap);
     if (t->n_class > 1) write_classes(t, j);
-    hd_json_object_end(j);
 }
 
-hd_status hd_load_report(const hd_load_run *r) {
+hd_status hd_load_print(const hd_load_run *r) {
     struct totals t;
     HD_TRY(add_up(r, &t));
-    if (!r->o->json) {
-        print(r, &t);
-        return HD_OK;
-    }
-    hd_buf out;
-    hd_buf_init(&out, 1 << 20);
-    hd_json j = hd_json_begin(&out);
-    write_object(r, &t, &j);
-    printf("%s\n", out.ptr);
-    hd_buf_fini(&out);
+    print(r, &t);
+    return HD_OK;
+}
+
+hd_status hd_load_write(const hd_load_run *r, hd_json *j) {
+    struct totals t;
+    HD_TRY(add_up(r, &t));
+    write_keys(r, &t, j);
     return HD_OK;
 }
 

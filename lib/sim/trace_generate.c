@@ -74,13 +74,16 @@ static const char *next_class(const hd_trace_spec *s, uint64_t *state) {
     return s->class_of[i].name;
 }
 
+/* As a file tells it, so that a trace that was kept is the one that was generated. */
+static double to_microsecond(double s) { return round(s * 1e6) / 1e6; }
+
 enum { long_one_in = 5 }; /* 20 % */
 
 static void generate_stream(hd_trace *t, const hd_trace_spec *s) {
     uint64_t state = s->seed;
     double at_s = 0;
     for (int i = 0; i < s->n; i++) {
-        hd_trace_item item = {.arrival_s = at_s, .n_prefix = s->n_prefix};
+        hd_trace_item item = {.arrival_s = to_microsecond(at_s), .n_prefix = s->n_prefix};
         bool is_long = s->kind == HD_TRACE_LENGTHS && hd_random_next(&state) / 2 % long_one_in == 0;
         item.n_prompt = is_long ? s->n_prompt_long : spread_length(s, s->n_prompt, &state);
         if (item.n_prompt < s->n_prefix) item.n_prompt = s->n_prefix;
@@ -116,7 +119,7 @@ static void generate_sessions(hd_trace *t, const hd_trace_spec *s) {
         for (int turn = 0; turn < s->n_turn && n < s->n; turn++, n++) {
             n_prompt += n_answer + spread_length(s, s->n_prompt, &state);
             n_answer = spread_length(s, s->n_output, &state);
-            hd_trace_item item = {.arrival_s = at_s,
+            hd_trace_item item = {.arrival_s = to_microsecond(at_s),
                                   .n_prompt = n_prompt,
                                   .n_prefix = n_prompt,
                                   .n_output = n_answer,

@@ -205,6 +205,7 @@ static void equal_seeds_give_equal_traces(void **state) {
             hd_trace_write(&t, &text[i]);
             assert_int_equal(hd_trace_parse(&back, hd_buf_str(&text[i]), s.seed), HD_OK);
             for (int j = 0; j < t.n; j++) {
+                assert_true(t.item[j].arrival_s == back.item[j].arrival_s);
                 assert_int_equal(t.item[j].n_prompt, back.item[j].n_prompt);
                 assert_int_equal(t.item[j].seed, back.item[j].seed);
                 assert_int_equal(t.item[j].prefix_seed, back.item[j].prefix_seed);

@@ -1,0 +1,30 @@
+/* Inside of `hadal sim`: what its parts share. */
+#ifndef HD_CMD_SIM_H
+#define HD_CMD_SIM_H
+
+#include "cmd/bench_load.h"
+#include "sim/sim.h"
+
+struct hd_sim_report {
+    const struct hd_options *o;
+    const hd_sim_config *c;
+    const hd_cost *cost;
+    const hd_sim_result *result;
+    const hd_load_run *run; /* the same requests as a load's */
+    int64_t n_tok;          /* of prompts and answers */
+};
+
+/* The loop's configuration for machines of this profile under this trace: the engine's options, a
+ * context no longer than the trace needs, and pages for every sequence unless the options bound
+ * them. */
+void hd_sim_loop_config(const struct hd_options *o, const hd_cost *cost, const hd_trace *trace,
+                        hd_loop_config *out);
+/* Runs it, and makes a load's results of the requests (run->trace, run->o and run->result are
+ * set). */
+HD_MUST_CHECK hd_status hd_sim_to_load(hd_sim_config *c, hd_load_run *run, hd_sim_result *result);
+
+/* A table, or one JSON object, on stdout. */
+HD_MUST_CHECK hd_status hd_sim_print(const struct hd_sim_report *r);
+HD_MUST_CHECK hd_status hd_sim_plot(const struct hd_sim_report *r, const char *path);
+
+#endif

@@ -146,6 +146,7 @@ static hd_status find_max_load(struct search *s, double *scale) {
 
 static hd_status simulate(const struct hd_options *o, const hd_cost *cost, const hd_trace *trace) {
     hd_sim_config c = {.cost = cost,
+                       .is_async = strcmp(cost->backend, "cuda") == 0,
                        .n_replica = o->sim_replicas,
                        .router = router_of(o->sim_router),
                        .scale = o->sim_scale,

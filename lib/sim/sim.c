@@ -41,20 +41,37 @@ struct sim {
     int64_t end_ns;
 };
 
-void hd_sim_machine_step(hd_sim_machine *m, const hd_batch *b) {
+void hd_sim_machine_enqueue(hd_sim_machine *m, const hd_batch *b) {
     hd_cost_load l;
     hd_cost_load_of(b, &l);
     double s = hd_cost_mean_s(m->cost, &l);
     s *= hd_cost_factor(m->cost, hd_random_uniform(&m->random));
-    m->now_ns += (int64_t)llround(s * 1e9) + 1; /* never nothing: time goes on */
+    HD_ASSERT(m->n_under_way < 2);
+    int64_t from_ns = m->now_ns;
+    if (m->n_under_way == 1 && m->end_ns[0] > from_ns) from_ns = m->end_ns[0];
+    /* Never nothing: time goes on. */
+    m->end_ns[m->n_under_way++] = from_ns + (int64_t)llround(s * 1e9) + 1;
     m->busy_s += s;
     m->n_step++;
     m->n_row += (uint64_t)b->n_row;
 }
 
-static hd_status step(void *ctx, const hd_batch *b, hd_step_out *out) {
+void hd_sim_machine_fetch(hd_sim_machine *m) {
+    HD_ASSERT(m->n_under_way > 0);
+    if (m->end_ns[0] > m->now_ns) m->now_ns = m->end_ns[0];
+    m->end_ns[0] = m->end_ns[1];
+    m->n_under_way--;
+}
+
+static hd_status enqueue(void *ctx, const hd_batch *b) {
     struct replica *p = ctx;
-    hd_sim_machine_step(&p->machine, b);
+    hd_sim_machine_enqueue(&p->machine, b);
+    return HD_OK;
+}
+
+static hd_status fetch(void *ctx, hd_step_out *out) {
+    struct replica *p = ctx;
+    hd_sim_machine_fetch(&p->machine);
     out->token = p->token;
     return HD_OK;
 }
@@ -228,7 +245,8 @@ static void open_replica(struct sim *m, int ix) {
     p->token = hd_alloc_zero((size_t)lc.sched.n_row_max, sizeof *p->token);
     for (int i = 0; i < lc.sched.n_row_max; i++) p->token[i] = answer_token;
     lc.clock = (hd_clock){.now_ns = now, .ctx = p};
-    lc.stepper = (hd_stepper){.step = step, .ctx = p};
+    lc.stepper =
+        (hd_stepper){.enqueue = enqueue, .fetch = fetch, .is_async = m->c->is_async, .ctx = p};
     lc.n_vocab = HD_TRACE_ID_FIRST + HD_TRACE_ID_COUNT;
     p->loop = hd_loop_new(&lc);
 }

@@ -15,17 +15,22 @@
 #include "sim/cost.h"
 #include "sim/trace.h"
 
-/* A machine under virtual time. */
+/* A machine under virtual time: a host, whose clock it is, and a device that takes one step after
+ * the other. */
 typedef struct hd_sim_machine {
     const hd_cost *cost;
     int64_t now_ns;
+    int64_t end_ns[2]; /* when the steps under way end, the older one first */
+    int n_under_way;
     uint64_t random; /* state of the noise */
     double busy_s;
     uint64_t n_step, n_row;
 } hd_sim_machine;
 
-/* Computes nothing, and takes as long as the batch would. */
-void hd_sim_machine_step(hd_sim_machine *m, const hd_batch *b);
+/* Gives the device a batch, which computes nothing and takes as long as it would. */
+void hd_sim_machine_enqueue(hd_sim_machine *m, const hd_batch *b);
+/* Waits for the oldest step that was enqueued and not fetched. */
+void hd_sim_machine_fetch(hd_sim_machine *m);
 
 enum hd_sim_router {
     HD_SIM_ROUTE_PREFIX,      /* one group, one replica, as long as that has no more requests under
@@ -39,6 +44,7 @@ enum { HD_SIM_ROUTE_SLACK = 4 };
 typedef struct hd_sim_config {
     hd_loop_config loop; /* sched and the bounds of the queue; the rest is the simulator's */
     const hd_cost *cost;
+    bool is_async; /* the device is a step ahead of the loop, as a GPU */
     int n_replica;
     enum hd_sim_router router;
     double scale;  /* arrivals come so many times as fast */

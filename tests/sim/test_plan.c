@@ -175,7 +175,8 @@ static void check_result(const hd_sim_config *c, const hd_trace *t, const hd_sim
     /* Each token but the last of an answer is a row, unless it came from the cache. */
     uint64_t answered = 0;
     for (int i = 0; i < t->n; i++) answered += r->request[i].status == HD_OK;
-    assert_int_equal(r->n_row, prompt - r->hit_tok + output - answered + r->recomputed_tok);
+    uint64_t n_row = prompt - r->hit_tok + output - answered + r->recomputed_tok;
+    assert_int_equal(r->n_row, n_row);
     assert_true(r->busy_s <= r->seconds * c->n_replica + 1e-6 && r->n_sample > 0);
 }
 

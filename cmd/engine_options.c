@@ -44,7 +44,9 @@ hd_status hd_dev_config_from(const struct hd_options *o, hd_dev_config *c) {
     *c = (hd_dev_config){.n_thread = o->threads,
                          .isa = o->isa,
                          .cuda_library = o->cuda_library,
-                         .is_deterministic = o->deterministic};
+                         .is_deterministic = o->deterministic,
+                         .no_context_fmha = !o->context_fmha,
+                         .no_multi_block = !o->multi_block};
     return hd_compute_of(o->dtype, &c->compute);
 }
 
@@ -57,6 +59,8 @@ void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c) {
     c->cuda_library = o->cuda_library;
     c->dtype = o->dtype;
     c->deterministic = o->deterministic;
+    c->no_context_fmha = !o->context_fmha;
+    c->no_multi_block = !o->multi_block;
     c->n_thread = o->threads;
     c->max_model_len = smaller_nonzero(o->max_model_len, o->max_attention_window_size);
     c->max_num_seqs = o->max_num_seqs;

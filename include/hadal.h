@@ -25,6 +25,8 @@ typedef struct hd_engine_config {
     const char *cuda_library; /* path of the cuda backend; NULL: beside the program */
     const char *dtype;        /* of a GPU's products: "auto", "float32", "bfloat16" */
     bool deterministic;       /* a GPU's results independent of what is computed beside, too */
+    bool no_context_fmha;     /* a GPU's attention over a prompt: row by row */
+    bool no_multi_block;      /* a GPU's attention over a context: not split over blocks */
     int n_thread;             /* of the cpu; 0: one per available core */
     int max_model_len;        /* tokens of a sequence; 0: the model's */
     int max_num_seqs;

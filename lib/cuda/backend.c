@@ -38,6 +38,7 @@ static void close_cuda(void *ctx) {
     if (c->stream) (void)cudaStreamSynchronize(c->stream);
     hd_cuda_graphs_free(c->graphs);
     hd_cuda_free_batch(c);
+    hd_cuda_plan_fini(&c->plan);
     for (int i = 0; i < HD_CUDA_STAGES; i++)
         if (c->stage[i].copied) (void)cudaEventDestroy(c->stage[i].copied);
     for (int i = 0; i < HD_DEV_STEPS; i++) {
@@ -64,6 +65,8 @@ static hd_status open_cuda(const hd_dev_config *config, void **ctx) {
     hd_cuda *c = hd_alloc_zero(1, sizeof *c);
     c->compute = config->compute;
     c->is_deterministic = config->is_deterministic;
+    c->has_context_fmha = !config->no_context_fmha;
+    c->has_multi_block = !config->no_multi_block;
     c->graphs = hd_cuda_graphs_new();
     hd_status s = check_device(c);
     if (s == HD_OK) s = open_queue(c);

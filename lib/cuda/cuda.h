@@ -5,7 +5,7 @@
 #ifndef HD_CUDA_H
 #define HD_CUDA_H
 
-#include "cuda/kernels.h"
+#include "cuda/attn.h"
 #include "dev/draw.h"
 #include "dev/plugin.h"
 
@@ -30,6 +30,7 @@ typedef struct hd_cuda {
     hd_dev_limits limits;
     enum hd_compute compute;
     bool is_deterministic; /* level 1 everywhere: kernels.h */
+    bool has_context_fmha, has_multi_block;
     hd_cuda_graphs *graphs;
     bool is_profiled_by_op; /* no graphs meanwhile */
     hd_cuda_stage stage[HD_CUDA_STAGES];
@@ -39,19 +40,30 @@ typedef struct hd_cuda {
     char *batch_memory; /* the arrays of `batch` */
     hd_batch batch;     /* of the last upload: arrays on the device */
     int n_unit;         /* units of its longest sequence, at least */
-    char *scratch;      /* everything below; NULL before reserve */
-    float *normed;      /* [max(R, n_out), D] */
-    float *a;           /* [R, max(q_lora, d_ff)] between two products */
-    float *kv;          /* [R, n_c+n_rope]; GQA: [2, R, n_kv] */
-    float *score;       /* [R, E] */
-    float *hidden;      /* [R*n_used, d_expert] */
-    float *picked;      /* [R*n_used, D] */
-    float *shared;      /* [R, D] */
-    float *q_abs;       /* [wave, H, n_c] absorbed queries */
-    float *u;           /* [wave, H, n_c] weighted latents */
-    float *part;        /* [part_floats] units of attention */
+    hd_cuda_plan plan;  /* of its attention, and on the device: */
+    const int32_t *tile0;
+    const hd_cuda_expand_task *expand_task;
+    const hd_cuda_flash_task *flash_task;
+    const hd_cuda_flash_part *flash_part;
+    char *scratch; /* everything below; NULL before reserve */
+    float *normed; /* [max(R, n_out), D] */
+    float *a;      /* [R, max(q_lora, d_ff)] between two products */
+    float *kv;     /* [R, n_c+n_rope]; GQA: [2, R, n_kv] */
+    float *score;  /* [R, E] */
+    float *hidden; /* [R*n_used, d_expert] */
+    float *picked; /* [R*n_used, D] */
+    float *shared; /* [R, D] */
+    float *q_abs;  /* [wave, H, n_c] absorbed queries */
+    float *u;      /* [wave, H, n_c] weighted latents */
+    float *part;   /* [part_floats] units of attention, or parts */
     size_t part_floats;
-    int n_wave; /* rows whose absorbed queries exist at a time */
+    enum hd_cuda_flash_rule flash_rule;
+    int n_room;         /* positions whose keys and values are expanded at a time, 0: none */
+    void *kv_b;         /* [H, n_nope + n_v, n_c padded to 64] BF16 */
+    void *keys;         /* [n_room, H, n_nope + n_rope padded to 8] BF16 */
+    void *values;       /* [n_room, H, n_v padded to 8] BF16 */
+    float *flash_state; /* [R, H, HD_CUDA_STATE + n_v]; NULL: every sequence has room */
+    int n_wave;         /* rows whose absorbed queries exist at a time */
     int32_t *row_of, *slot_of;
     hd_cuda_tile *tile;
     int *n_tile;
@@ -67,6 +79,9 @@ static inline const hd_cuda_mat *hd_cuda_mat_of(const hd_weight *w) {
 static inline bool hd_cuda_rounds(const hd_cuda *c, enum hd_format f) {
     return c->compute == HD_COMPUTE_BFLOAT16 || (c->compute == HD_COMPUTE_AUTO && f != HD_F32);
 }
+
+/* Attention, attn.c: sets flash_rule, n_room and part_floats; what its kernels can do decides. */
+void hd_cuda_attn_limits(hd_cuda *c, const hd_dev_limits *l);
 
 /* Records what failed; HD_OK for cudaSuccess. */
 hd_status hd_cuda_told(cudaError_t e, const char *what);

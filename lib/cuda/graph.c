@@ -68,7 +68,8 @@ void hd_cuda_graphs_begin(hd_cuda *c) {
     const hd_batch *b = &c->batch;
     hd_cuda_graphs *g = c->graphs;
     g->n_byte = 0;
-    g->is_deferring = !c->is_profiled_by_op && b->n_row == b->n_seq && b->n_row == b->n_out;
+    bool is_decoding = b->n_row == b->n_seq && b->n_row == b->n_out && c->plan.n_flash == 0;
+    g->is_deferring = !c->is_profiled_by_op && is_decoding;
     if (!g->is_deferring) return;
     int n_unit = 1; /* few shapes: tasks past a row's end return at once */
     while (n_unit < c->n_unit) n_unit *= 2;

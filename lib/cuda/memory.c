@@ -23,12 +23,24 @@ static float *floats(cut *k, size_t n) { return take(k, n, sizeof(float)); }
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
+/* Keys and values that are expanded from latents. */
+static void lay_out_expanded(cut *k, hd_cuda *c, const hd_dev_limits *l) {
+    size_t n_head = (size_t)l->n_head, n_room = (size_t)c->n_room;
+    size_t ldw = ((size_t)l->n_c + 63) / 64 * 64, n_v = (size_t)l->n_v;
+    size_t n_key = (size_t)l->n_nope + (size_t)l->n_rope;
+    if (n_room == 0) return;
+    c->kv_b = take(k, n_head * ((size_t)l->n_nope + n_v) * ldw, 2);
+    c->keys = take(k, n_room * n_head * ((n_key + 7) / 8 * 8), 2);
+    c->values = take(k, n_room * n_head * ((n_v + 7) / 8 * 8), 2);
+    size_t n_state = l->n_pos > c->n_room ? (size_t)l->n_row * n_head * (HD_CUDA_STATE + n_v) : 0;
+    c->flash_state = floats(k, n_state);
+}
+
 static void lay_out(cut *k, hd_cuda *c, const hd_dev_limits *l) {
-    const size_t wave_floats = (size_t)64 << 20, part_floats = (size_t)32 << 20;
+    const size_t wave_floats = (size_t)64 << 20;
     size_t n_row = (size_t)l->n_row, d = (size_t)l->d_model, n_head = (size_t)l->n_head;
     size_t n_pick = n_row * (size_t)l->n_used, n_c = (size_t)l->n_c;
-    size_t n_unit = ((size_t)l->n_pos + HD_CUDA_UNIT - 1) / HD_CUDA_UNIT;
-    size_t head_part = 2 + most(n_c, (size_t)l->n_v), n_expert = (size_t)l->n_expert;
+    size_t n_expert = (size_t)l->n_expert;
     c->normed = floats(k, most(n_row, (size_t)l->n_out) * d);
     c->a = floats(k, n_row * most((size_t)l->q_lora, (size_t)l->d_ff));
     c->kv = floats(k, n_row * most(n_c + (size_t)l->n_rope, 2 * (size_t)l->n_kv));
@@ -39,8 +51,9 @@ static void lay_out(cut *k, hd_cuda *c, const hd_dev_limits *l) {
     c->n_wave = (int)(n_c ? least(n_row, most(wave_floats / (n_head * n_c), 1)) : 0);
     c->q_abs = floats(k, (size_t)c->n_wave * n_head * n_c);
     c->u = floats(k, (size_t)c->n_wave * n_head * n_c);
-    c->part_floats = least(part_floats, n_row * n_unit * n_head * head_part);
+    hd_cuda_attn_limits(c, l);
     c->part = floats(k, c->part_floats);
+    lay_out_expanded(k, c, l);
     c->row_of = take(k, n_pick, sizeof *c->row_of);
     c->slot_of = take(k, n_pick, sizeof *c->slot_of);
     c->tile = take(k, n_pick / HD_CUDA_FEW_ROWS + n_expert + 1, sizeof *c->tile);
@@ -176,6 +189,11 @@ static size_t batch_bytes(size_t n_row, size_t n_seq, size_t n_page) {
     return 64 * 11 + 4 * (6 * n_row + 3 * (n_seq + 1) + n_page) + n_row * (1 + sizeof(hd_draw));
 }
 
+static size_t plan_bytes(const hd_cuda_plan *p) {
+    return 64 * 4 + 4 * ((size_t)p->n_row_max + 1) + (size_t)p->n_expand_max * sizeof *p->expand +
+           (size_t)p->n_row_max * sizeof *p->flash + (size_t)p->n_part_max * sizeof *p->part;
+}
+
 void hd_cuda_free_batch(hd_cuda *c) {
     for (int i = 0; i < HD_CUDA_STAGES; i++) {
         (void)cudaFreeHost(c->stage[i].host);
@@ -228,16 +246,35 @@ static void put_batch(upload *u, const hd_batch *b, hd_batch *out) {
     out->page = put_array(u, b->page, (size_t)b->n_page * sizeof *b->page);
 }
 
+/* Tasks of a prompt's attention: no step that has some is a graph. */
+static void put_plan(upload *u, hd_cuda *c) {
+    const hd_cuda_plan *p = &c->plan;
+    c->expand_task = put_array(u, p->expand, (size_t)p->n_expand * sizeof *p->expand);
+    c->flash_task = put_array(u, p->flash, (size_t)p->n_flash * sizeof *p->flash);
+    c->flash_part = put_array(u, p->part, (size_t)p->n_part * sizeof *p->part);
+}
+
+static hd_status make_room_of(hd_cuda *c, const hd_batch *b) {
+    if (!hd_cuda_plan_fits(&c->plan, b, c->flash_rule, c->n_room)) {
+        hd_cuda_plan_fini(&c->plan);
+        hd_cuda_plan_init(&c->plan, b, c->flash_rule, c->n_room);
+    }
+    size_t n_row = (size_t)b->n_row_max, n_seq = (size_t)b->n_seq_max;
+    return make_room(c, batch_bytes(n_row, n_seq, (size_t)b->n_page_max) + plan_bytes(&c->plan));
+}
+
 hd_status hd_cuda_upload(void *ctx, const hd_batch *b, const hd_batch **out) {
     hd_cuda *c = ctx;
     HD_TRY(hd_cuda_flush(c));
-    HD_TRY(make_room(
-        c, batch_bytes((size_t)b->n_row_max, (size_t)b->n_seq_max, (size_t)b->n_page_max)));
+    HD_TRY(make_room_of(c, b));
     hd_cuda_stage *s = &c->stage[c->stage_ix];
     c->stage_ix = (c->stage_ix + 1) % HD_CUDA_STAGES;
     HD_TRY(hd_cuda_told(cudaEventSynchronize(s->copied), "an earlier step"));
     upload u = {.host = s->host, .device = c->batch_memory};
+    hd_cuda_plan_make(&c->plan, b);
+    c->tile0 = put_array(&u, c->plan.tile0, ((size_t)b->n_row + 1) * sizeof *c->tile0);
     put_batch(&u, b, &c->batch);
+    put_plan(&u, c);
     HD_ASSERT(u.at <= c->batch_room);
     HD_TRY(hd_cuda_told(cudaMemcpyAsync(u.device, u.host, u.at, cudaMemcpyHostToDevice, c->stream),
                         "a step"));

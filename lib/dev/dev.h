@@ -28,6 +28,8 @@ typedef struct hd_dev_config {
     const char *cuda_library; /* path of the cuda backend; NULL: look for it (dev/plugin.h) */
     enum hd_compute compute;
     bool is_deterministic; /* level 1 on a GPU, too, where that costs speed */
+    bool no_context_fmha;  /* a GPU computes the attention of a prompt row by row */
+    bool no_multi_block;   /* a GPU computes the attention of a row and 16 heads in one block */
 } hd_dev_config;
 
 /* "auto", "float32", "bfloat16" (vLLM's names); NULL: auto. */

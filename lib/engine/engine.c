@@ -70,7 +70,9 @@ static hd_status open_device(hd_engine *e, const hd_engine_config *c) {
     hd_dev_config dc = {.n_thread = c->n_thread,
                         .isa = c->isa ? c->isa : "auto",
                         .cuda_library = c->cuda_library,
-                        .is_deterministic = c->deterministic};
+                        .is_deterministic = c->deterministic,
+                        .no_context_fmha = c->no_context_fmha,
+                        .no_multi_block = c->no_multi_block};
     HD_TRY(hd_compute_of(c->dtype, &dc.compute));
     HD_TRY(hd_dev_open(c->backend ? c->backend : "auto", &dc, &e->dev));
     e->info.backend = e->dev.ops->name;

@@ -71,7 +71,8 @@ typedef struct hd_engine_info {
     bool can_think, always_thinks, thinks_by_default, can_call_tools;
     bool
         keeps_reasoning; /* of messages with tool calls after the last user's: it is needed there */
-    bool has_fim;        /* hd_engine_fim works */
+    bool has_response_format; /* hd_chat_prompt.schema is told to the model */
+    bool has_fim;             /* hd_engine_fim works */
     double load_s;
 } hd_engine_info;
 /* Pointers live as long as the engine. */

@@ -49,6 +49,8 @@ typedef struct hd_api_request {
     enum hd_api_thinking thinking;
     int effort; /* 1..100; 0: not said */
     hd_str task;
+    hd_str schema;         /* chat: of response_format; empty: text */
+    bool is_json_object;   /* the schema is any object: the prompt must speak of JSON */
     hd_api_prompt *prompt; /* completion: [n_prompt] */
     size_t n_prompt;
     hd_str suffix; /* completion: what follows the hole; empty: none */
@@ -82,6 +84,8 @@ HD_MUST_CHECK hd_status hd_api_parse(enum hd_api_kind kind, hd_str body, hd_aren
 HD_MUST_CHECK hd_status hd_api_messages(const hd_api_in *in, hd_api_request *out);
 HD_MUST_CHECK hd_status hd_api_tools(const hd_api_in *in, hd_api_request *out);
 HD_MUST_CHECK hd_status hd_api_template(const hd_api_in *in, hd_api_request *out);
+/* response_format, of which hd_api_template is made, too. */
+HD_MUST_CHECK hd_status hd_api_response_format(const hd_api_in *in, hd_api_request *out);
 /* The ids of a parsed chat (hd_engine_free_ids); as hd_engine_chat. */
 HD_MUST_CHECK hd_status hd_api_chat_ids(const hd_engine *e, const hd_api_request *q,
                                         hd_token_list *out, hd_chat_start *start,

@@ -55,6 +55,8 @@ typedef struct hd_chat_prompt {
     bool continue_final;       /* the last message is an assistant's and is continued */
     bool no_generation_prefix; /* the messages alone; an assistant's may be the last, closed */
     hd_str task;               /* quick task of the last user message (V4); empty: none */
+    hd_str schema; /* JSON text of the schema that the answer is to follow (V3.2 and later): the
+                      model is told of it, nothing holds it to it; empty: none */
 } hd_chat_prompt;
 
 enum { HD_CHAT_BANNED_MAX = 2 };

@@ -61,6 +61,7 @@ static hd_status open_text(hd_engine *e, const hd_engine_config *c, int n_vocab)
         e->info.thinks_by_default = hd_chat_thinks_by_default(e->chat);
         e->info.can_call_tools = hd_chat_can_call_tools(e->chat);
         e->info.keeps_reasoning = hd_chat_keeps_reasoning(e->chat);
+        e->info.has_response_format = hd_chat_has_response_format(e->chat);
     }
     e->info.has_fim = hd_chat_has_fim(e->tokenizer);
     return HD_OK;

@@ -17,11 +17,16 @@ static const hd_chat_turns v2_turns = {
     .answer = "Assistant:",
 };
 
-/* ---- coder instruct V1. The official default system text is not added ---- */
+/* ---- coder instruct V1: with its own system text when there is none ---- */
 
 static const char *const coder_marker[] = {HD_BOS, HD_EOT, NULL};
 static const hd_chat_turns coder_turns = {
     .systems = HD_SYSTEMS_IN_PLACE,
+    .system_default =
+        "You are an AI programming assistant, utilizing the Deepseek Coder model, developed by "
+        "Deepseek Company, and you only answer questions related to computer science. For "
+        "politically sensitive questions, security and privacy issues, and other non-computer "
+        "science questions, you will refuse to answer\n",
     .user = "### Instruction:\n",
     .user_end = "\n",
     .past = "### Response:\n",

@@ -330,6 +330,7 @@ hd_status hd_engine_chat(const hd_engine *e, const hd_chat_prompt *p, hd_token_l
     stub_add(out, STUB_BOS);
     for (size_t i = 0; i < p->n_tool && p->tool_choice != HD_TOOL_NONE; i++)
         stub_add_text(e, out, p->tool[i].name);
+    stub_add_text(e, out, p->schema);
     for (size_t i = 0; i < p->n_message; i++) {
         const hd_message *m = &p->message[i];
         stub_add_text(e, out, m->reasoning);

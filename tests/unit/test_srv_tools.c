@@ -545,6 +545,29 @@ static void what_a_model_cannot_do_is_refused(void **state) {
            "no token <hole>\",\"type\":\"not_implemented_error\",\"param\":\"suffix\"");
 }
 
+#define FORMAT_SCHEMA                                                                              \
+    "{\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"s\",\"schema\":{"  \
+    "\"type\":\"object\",\"required\":[\"a\"]}}}"
+#define FORMAT_OBJECT "{\"response_format\":{\"type\":\"json_object\"}"
+
+/* Told to a model whose encoding has words for it; else refused, since nothing would come of it. */
+static void the_form_of_an_answer_is_told(void **state) {
+    world *w = *state;
+    expect(w, CHAT, FORMAT_OBJECT "," HI "}", 501,
+           "chat encoding stub has no text that tells the model of it, and answers are not "
+           "constrained\",\"type\":\"not_implemented_error\",\"param\":\"response_format\"");
+    expect(w, CHAT, FORMAT_SCHEMA "," HI "}", 501, "\"param\":\"response_format\"");
+    w->engine->info.has_response_format = true;
+    expect(w, CHAT, FORMAT_OBJECT "," HI "}", 400,
+           "needs the word json in a message\",\"type\":\"invalid_request_error\",\"param\":"
+           "\"messages\"");
+    expect(w, "/apply-template", FORMAT_SCHEMA "," HI "}", 200,
+           "{\\\"type\\\": \\\"object\\\", \\\"required\\\": [\\\"a\\\"]}hi");
+    expect(w, "/apply-template",
+           FORMAT_OBJECT ",\"messages\":[{\"role\":\"user\",\"content\":\"Json!\"}]}", 200,
+           "{\\\"type\\\": \\\"object\\\"}Json!");
+}
+
 /* Each choice would hold the tools: what does not fit is refused before. */
 static void tools_that_do_not_fit(void **state) {
     world *w = *state;
@@ -632,6 +655,7 @@ int main(void) {
         TEST(tokenize_takes_chats_whole),
         TEST(thinking_is_the_models_unless_asked),
         TEST(what_a_model_cannot_do_is_refused),
+        TEST(the_form_of_an_answer_is_told),
         TEST(tools_that_do_not_fit),
         TEST(reasoning_must_come_back),
         TEST(holes_are_filled),

@@ -75,6 +75,7 @@ void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c) {
     c->exact = o->exact;
     c->max_num_queued_reqs = o->max_num_queued_reqs;
     c->max_num_queued_tokens = o->max_num_queued_tokens;
+    c->queue_timeout_s = o->queue_timeout;
     c->tokenizer = o->tokenizer;
     c->chat_encoding = o->chat_encoding;
     c->expect_hash = o->expect_hash;

@@ -41,6 +41,8 @@ typedef struct hd_engine_config {
     bool exact; /* output independent of what was cached, too */
     int max_num_queued_reqs;
     int64_t max_num_queued_tokens; /* 0: no bound */
+    double queue_timeout_s;        /* a request whose computation has not begun by then ends with
+                                      HD_E_UNAVAILABLE; 0: no bound */
     const char *tokenizer;         /* path to override the model's; NULL */
     const char *chat_encoding;     /* name to override; NULL: by the model's files */
     const char *expect_hash;       /* content hash the model must have; NULL: any */

@@ -323,12 +323,16 @@ static hd_status check_chat(const hd_engine_info *info, const hd_api_request *q,
                        param);
 }
 
+bool hd_api_thinks(const hd_engine_info *info, const hd_api_request *q) {
+    bool is_asked = q->thinking == HD_API_THINK_UNSET ? info->thinks_by_default
+                                                      : q->thinking == HD_API_THINK_ON;
+    return info->always_thinks || (info->can_think && is_asked);
+}
+
 hd_status hd_api_chat_ids(const hd_engine *e, const hd_api_request *q, hd_token_list *out,
                           hd_chat_start *start, hd_api_error *error) {
     const hd_engine_info *info = hd_engine_get_info(e);
-    bool is_asked = q->thinking == HD_API_THINK_UNSET ? info->thinks_by_default
-                                                      : q->thinking == HD_API_THINK_ON;
-    bool thinking = info->always_thinks || (info->can_think && is_asked);
+    bool thinking = hd_api_thinks(info, q);
     HD_TRY(check_chat(info, q, thinking, error));
     hd_chat_prompt p = {.message = q->message,
                         .n_message = q->n_message,

@@ -86,6 +86,8 @@ HD_MUST_CHECK hd_status hd_api_tools(const hd_api_in *in, hd_api_request *out);
 HD_MUST_CHECK hd_status hd_api_template(const hd_api_in *in, hd_api_request *out);
 /* response_format, of which hd_api_template is made, too. */
 HD_MUST_CHECK hd_status hd_api_response_format(const hd_api_in *in, hd_api_request *out);
+/* Whether the model is to think before it answers. */
+bool hd_api_thinks(const hd_engine_info *info, const hd_api_request *q);
 /* The ids of a parsed chat (hd_engine_free_ids); as hd_engine_chat. */
 HD_MUST_CHECK hd_status hd_api_chat_ids(const hd_engine *e, const hd_api_request *q,
                                         hd_token_list *out, hd_chat_start *start,

@@ -174,6 +174,7 @@ static void open_loop(hd_engine *e, const hd_engine_config *c, enum hd_format kv
     hd_loop_config lc = {
         .n_queue_max = c->max_num_queued_reqs,
         .queue_tok_max = c->max_num_queued_tokens,
+        .wait_max_ns = (int64_t)(c->queue_timeout_s * 1e9),
         .clock = hd_clock_real(),
         .stepper = {.enqueue = enqueue_step,
                     .fetch = fetch_step,

@@ -34,6 +34,8 @@ static hd_status check_config(const hd_engine_config *c) {
         check_range("max_tokens_in_paged_kv_cache", c->max_tokens_in_paged_kv_cache, 0, INT64_MAX));
     HD_TRY(check_range("max_num_queued_reqs", c->max_num_queued_reqs, 1, 1000000));
     HD_TRY(check_range("max_num_queued_tokens", c->max_num_queued_tokens, 0, INT64_MAX));
+    if (!(c->queue_timeout_s >= 0 && c->queue_timeout_s <= 1e6))
+        return HD_FAIL(INVALID, "queue_timeout_s: expected 0 to 1e6, found %g", c->queue_timeout_s);
     double f = c->kv_cache_free_mem_fraction;
     if (!(f > 0 && f <= 1))
         return HD_FAIL(INVALID,

@@ -524,6 +524,34 @@ static void thinking_is_the_models_unless_asked(void **state) {
     }
 }
 
+/* On its own paths DeepSeek's rule counts: what a chat that thinks says of temperature and
+ * penalties is taken, and nothing comes of it. */
+static void thinking_ignores_the_temperature(void **state) {
+    world *w = *state;
+    static const struct {
+        const char *path, *body;
+        bool ignored;
+    } rows[] = {
+#define COLD "\"temperature\":0,\"top_p\":0.5,\"presence_penalty\":1,\"frequency_penalty\":1,"
+#define THINKS "{\"thinking\":{\"type\":\"enabled\"}," COLD HI "}"
+#define ANSWERS "{\"thinking\":{\"type\":\"disabled\"}," COLD HI "}"
+        {"/v1/chat/completions", THINKS, false},  {"/v1/chat/completions", ANSWERS, false},
+        {"/chat/completions", THINKS, true},      {"/chat/completions", ANSWERS, false},
+        {"/beta/chat/completions", THINKS, true}, {"/beta/chat/completions", ANSWERS, false},
+    };
+    for (size_t i = 0; i < HD_COUNT_OF(rows); i++) {
+        begin(w, rows[i].path, rows[i].body, (int)i + 1);
+        const hd_sampling *s = &w->engine->r[i].sampling;
+        float one = rows[i].ignored ? 0 : 1;
+        assert_true(s->temperature == 1 - one);
+        assert_true(s->presence_penalty == one && s->frequency_penalty == one);
+        assert_true(s->top_p == (rows[i].ignored ? 0.95f : 0.5f));
+        stub_finish(w->engine, (int)i, HD_FINISH_STOP);
+        answer a = finish(w);
+        drop_answer(&a);
+    }
+}
+
 static void what_a_model_cannot_do_is_refused(void **state) {
     world *w = *state;
     expect(w, CHAT,
@@ -654,6 +682,7 @@ int main(void) {
         TEST(no_calls),
         TEST(tokenize_takes_chats_whole),
         TEST(thinking_is_the_models_unless_asked),
+        TEST(thinking_ignores_the_temperature),
         TEST(what_a_model_cannot_do_is_refused),
         TEST(the_form_of_an_answer_is_told),
         TEST(tools_that_do_not_fit),

@@ -110,6 +110,9 @@ typedef struct hd_sampling {
     int n_bias;
 } hd_sampling;
 void hd_sampling_init(hd_sampling *s); /* temperature 1, everything else off */
+/* The same, with what the model's own files suggest (generation_config.json, general.sampling.*).
+ */
+void hd_engine_sampling_init(const hd_engine *e, hd_sampling *s);
 
 enum hd_finish {
     HD_FINISH_NONE,

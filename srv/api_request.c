@@ -313,11 +313,9 @@ static hd_status parse_chat(const hd_api_in *in, hd_api_request *out) {
     return hd_api_template(in, out);
 }
 
-hd_status hd_api_parse(enum hd_api_kind kind, hd_str body, hd_arena *arena, hd_api_request *out,
-                       hd_api_error *error) {
-    *out = (hd_api_request){.kind = kind, .model = {"", 0}, .n = 1};
-    hd_sampling_init(&out->sampling);
-    out->sampling.n_top_logprob = -1;
+hd_status hd_api_parse(enum hd_api_kind kind, hd_str body, const hd_sampling *defaults,
+                       hd_arena *arena, hd_api_request *out, hd_api_error *error) {
+    *out = (hd_api_request){.kind = kind, .model = {"", 0}, .n = 1, .sampling = *defaults};
     json_t *root;
     HD_TRY(hd_api_load(body, &root, error));
     hd_api_in in = {root, "", arena, error};

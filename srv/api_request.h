@@ -76,7 +76,9 @@ extern const hd_model_alias hd_model_aliases[HD_MODEL_ALIAS_COUNT];
 /* NULL when the name is none of them. */
 const hd_model_alias *hd_model_alias_find(hd_str name);
 
-HD_MUST_CHECK hd_status hd_api_parse(enum hd_api_kind kind, hd_str body, hd_arena *arena,
+/* defaults: of what the body does not say; n_top_logprob is -1. */
+HD_MUST_CHECK hd_status hd_api_parse(enum hd_api_kind kind, hd_str body,
+                                     const hd_sampling *defaults, hd_arena *arena,
                                      hd_api_request *out, hd_api_error *error);
 /* The parts of a chat body that make its prompt, in this order, as /tokenize takes them: messages;
  * tools, tool_choice, parallel_tool_calls; add_generation_prompt, continue_final_message, thinking

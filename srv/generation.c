@@ -253,12 +253,19 @@ static hd_status submit_all(hd_generation *g, hd_api_error *e) {
     return HD_OK;
 }
 
+static void default_sampling(const hd_generation *g, hd_sampling *s) {
+    if (g->call->server->config.model_sampling)
+        hd_engine_sampling_init(g->engine, s);
+    else
+        hd_sampling_init(s);
+}
+
 /* What DeepSeek's API takes while thinking, and gives no effect. */
 static void ignore_sampling(hd_generation *g) {
     static const float top_p_min = 0.95f;
     hd_sampling plain, *s = &g->request.sampling;
     if (!hd_api_thinks(hd_engine_get_info(g->engine), &g->request)) return;
-    hd_sampling_init(&plain);
+    default_sampling(g, &plain);
     s->temperature = plain.temperature;
     s->presence_penalty = plain.presence_penalty;
     s->frequency_penalty = plain.frequency_penalty;
@@ -267,7 +274,9 @@ static void ignore_sampling(hd_generation *g) {
 
 static hd_status prepare(hd_generation *g, enum hd_api_kind kind, hd_api_error *e) {
     hd_call *c = g->call;
-    HD_TRY(hd_api_parse(kind, hd_buf_str(&c->body), c->arena, &g->request, e));
+    hd_sampling defaults;
+    default_sampling(g, &defaults);
+    HD_TRY(hd_api_parse(kind, hd_buf_str(&c->body), &defaults, c->arena, &g->request, e));
     hd_buf_fini(&c->body); /* everything needed was copied */
     name_answer(g);
     HD_TRY(resolve_model(g, e));

@@ -41,6 +41,7 @@ static void describe_weights(hd_engine *e) {
 }
 
 static hd_status open_text(hd_engine *e, const hd_engine_config *c, int n_vocab) {
+    HD_TRY(hd_suggestion_read(e->checkpoint, &e->suggestion));
     HD_TRY(hd_engine_open_tokenizer(e->checkpoint, c->tokenizer, &e->tokenizer));
     if (e->tokenizer && hd_tokenizer_size(e->tokenizer) > (size_t)n_vocab)
         return HD_FAIL(INVALID, "tokenizer: %zu tokens, but the model's vocabulary has %d",
@@ -293,6 +294,14 @@ void hd_engine_close(hd_engine *e) {
 }
 
 const hd_engine_info *hd_engine_get_info(const hd_engine *e) { return &e->info; }
+
+void hd_engine_sampling_init(const hd_engine *e, hd_sampling *s) {
+    const hd_suggestion *own = &e->suggestion;
+    hd_sampling_init(s);
+    if (own->temperature >= 0) s->temperature = (float)own->temperature;
+    if (own->top_p > 0) s->top_p = (float)own->top_p;
+    if (own->top_k > 0) s->top_k = own->top_k;
+}
 
 void hd_engine_get_stats(const hd_engine *e, hd_engine_stats *out) {
     hd_loop_get_stats(e->loop, out);

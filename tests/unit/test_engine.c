@@ -787,6 +787,9 @@ static void facts(void **state) {
     assert_true(i->kv_pool_bytes >= i->kv_bytes_per_token * i->n_page * 16);
     assert_true(i->can_think && i->can_call_tools && i->has_fim);
     assert_false(i->always_thinks || i->thinks_by_default);
+    hd_sampling own;
+    hd_engine_sampling_init(e, &own);
+    assert_true(own.temperature == 0.6f && own.top_p == 0.95f && own.top_k == 0);
     assert_int_equal(i->bos, 0);
     assert_int_equal(i->eos, 1);
     engine_close(e);

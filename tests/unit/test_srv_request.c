@@ -24,7 +24,9 @@ static int done(void **state) {
 
 static hd_status parse(enum hd_api_kind kind, const char *body) {
     memset(&error, 0, sizeof error);
-    return hd_api_parse(kind, hd_str_of(body), arena, &q, &error);
+    hd_sampling defaults;
+    hd_sampling_init(&defaults);
+    return hd_api_parse(kind, hd_str_of(body), &defaults, arena, &q, &error);
 }
 
 #define MESSAGES "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
@@ -360,8 +362,11 @@ static void json_is_strict(void **state) {
     char *many = hd_alloc(n);
     memset(many, ',', n);
     memcpy(many, "{\"prompt\":[", 11);
-    assert_int_equal(hd_api_parse(HD_API_COMPLETION, (hd_str){many, n}, arena, &q, &error),
-                     HD_E_TOO_LARGE);
+    hd_sampling defaults;
+    hd_sampling_init(&defaults);
+    assert_int_equal(
+        hd_api_parse(HD_API_COMPLETION, (hd_str){many, n}, &defaults, arena, &q, &error),
+        HD_E_TOO_LARGE);
     hd_free(many);
 }
 

@@ -524,6 +524,28 @@ static void thinking_is_the_models_unless_asked(void **state) {
     }
 }
 
+/* What a request leaves open is as the model's files suggest it. */
+static void the_models_temperature_is_the_default(void **state) {
+    world *w = *state;
+    static const struct {
+        const char *path, *body;
+        float temperature;
+    } rows[] = {{CHAT, "{" HI "}", 0.25f},
+                {CHAT, "{\"temperature\":null," HI "}", 0.25f},
+                {CHAT, "{\"temperature\":0," HI "}", 0},
+                {"/v1/completions", "{\"prompt\":\"a\"}", 0.25f},
+                {"/chat/completions",
+                 "{\"thinking\":{\"type\":\"enabled\"},\"temperature\":0," HI "}", 0.25f}};
+    w->engine->temperature = 0.25f;
+    for (size_t i = 0; i < HD_COUNT_OF(rows); i++) {
+        begin(w, rows[i].path, rows[i].body, (int)i + 1);
+        assert_true(w->engine->r[i].sampling.temperature == rows[i].temperature);
+        stub_finish(w->engine, (int)i, HD_FINISH_STOP);
+        answer a = finish(w);
+        drop_answer(&a);
+    }
+}
+
 /* On its own paths DeepSeek's rule counts: what a chat that thinks says of temperature and
  * penalties is taken, and nothing comes of it. */
 static void thinking_ignores_the_temperature(void **state) {
@@ -682,6 +704,7 @@ int main(void) {
         TEST(no_calls),
         TEST(tokenize_takes_chats_whole),
         TEST(thinking_is_the_models_unless_asked),
+        TEST(the_models_temperature_is_the_default),
         TEST(thinking_ignores_the_temperature),
         TEST(what_a_model_cannot_do_is_refused),
         TEST(the_form_of_an_answer_is_told),

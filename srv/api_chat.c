@@ -300,9 +300,6 @@ hd_status hd_api_template(const hd_api_in *in, hd_api_request *out) {
 /* What the request asks of the model's chat encoding, and it cannot do. */
 static hd_status check_chat(const hd_engine_info *info, const hd_api_request *q, bool thinking,
                             hd_api_error *error) {
-    if (q->thinking == HD_API_THINK_OFF && info->always_thinks && !q->continue_final)
-        return hd_api_fail(error, HD_E_INVALID, "thinking",
-                           "thinking cannot be turned off: the model always thinks");
     HD_TRY(check_format(info, q, error));
     bool has_tools = q->n_tool > 0 && q->tool_choice != HD_TOOL_NONE;
     if (has_tools && !info->can_call_tools)
@@ -311,9 +308,8 @@ static hd_status check_chat(const hd_engine_info *info, const hd_api_request *q,
                            info->chat_encoding);
     if (q->tool_choice == HD_TOOL_REQUIRED && thinking)
         return hd_api_fail(error, HD_E_INVALID, "tool_choice",
-                           "'tool_choice' cannot force a call while thinking is on%s",
-                           info->always_thinks ? ": the model always thinks"
-                                               : ": send \"thinking\": {\"type\": \"disabled\"}");
+                           "'tool_choice' cannot force a call while thinking is on: send "
+                           "\"thinking\": {\"type\": \"disabled\"}");
     if (q->no_reasoning_ix < 0 || !thinking || !info->keeps_reasoning) return HD_OK;
     char param[64];
     snprintf(param, sizeof param, "messages[%d].reasoning_content", q->no_reasoning_ix);
@@ -326,7 +322,7 @@ static hd_status check_chat(const hd_engine_info *info, const hd_api_request *q,
 bool hd_api_thinks(const hd_engine_info *info, const hd_api_request *q) {
     bool is_asked = q->thinking == HD_API_THINK_UNSET ? info->thinks_by_default
                                                       : q->thinking == HD_API_THINK_ON;
-    return info->always_thinks || (info->can_think && is_asked);
+    return is_asked ? info->can_think : info->always_thinks && q->thinking != HD_API_THINK_OFF;
 }
 
 hd_status hd_api_chat_ids(const hd_engine *e, const hd_api_request *q, hd_token_list *out,
@@ -341,6 +337,7 @@ hd_status hd_api_chat_ids(const hd_engine *e, const hd_api_request *q, hd_token_
                         .tool_choice = q->tool_choice,
                         .forced_tool = q->forced_tool,
                         .thinking = thinking,
+                        .no_thinking = q->thinking == HD_API_THINK_OFF,
                         .effort = q->effort,
                         .keep_reasoning = q->keep_reasoning,
                         .continue_final = q->continue_final,

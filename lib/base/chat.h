@@ -50,6 +50,7 @@ typedef struct hd_chat_prompt {
     enum hd_tool_choice tool_choice;
     hd_str forced_tool;
     bool thinking;             /* ignored where the encoding cannot, or always does */
+    bool no_thinking;          /* not even where it always does: the reasoning is written, empty */
     int effort;                /* 1..100; 0: the encoding's default (V4 and V4.1 only) */
     bool keep_reasoning;       /* of past turns, too (V3.2 and later) */
     bool continue_final;       /* the last message is an assistant's and is continued */

@@ -236,7 +236,8 @@ hd_status hd_chat_encode(const hd_chat_encoding *e, const hd_tokenizer *t, const
     *start = (hd_chat_start){0};
     if (missing) return check_token(e, t, missing);
     hd_chat_prompt used = *p;
-    used.thinking = hd_chat_always_thinks(e) || (p->thinking && hd_chat_can_think(e));
+    bool is_asked = hd_chat_always_thinks(e) || (p->thinking && hd_chat_can_think(e));
+    used.thinking = is_asked && !p->no_thinking;
     HD_TRY(check_messages(e, p));
     HD_TRY(check_extras(e, t, p));
     HD_TRY(check_tools(e, &used));

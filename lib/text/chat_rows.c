@@ -73,10 +73,14 @@ static const hd_chat_turns v3_turns = {
     FENCED_TOOLS,
 };
 
+/* Without thinking: what an empty thought looks like. DeepSeek has no text for it, people use this.
+ */
 #define R1_TURNS                                                                                   \
     .system_join = "\n\n", .user = HD_USER, .past = HD_ASSISTANT, .past_end = HD_EOS,              \
-    .answers_any = true, .drop = HD_DROP_TO_LAST, .answer_thinking = HD_ASSISTANT HD_THINK "\n",   \
-    .think = HD_THINK "\n", .think_end = "\n" HD_THINK_END "\n\n", FENCED_TOOLS
+    .answers_any = true, .drop = HD_DROP_TO_LAST,                                                  \
+    .answer = HD_ASSISTANT HD_THINK "\n\n" HD_THINK_END "\n\n",                                    \
+    .answer_thinking = HD_ASSISTANT HD_THINK "\n", .think = HD_THINK "\n",                         \
+    .think_end = "\n" HD_THINK_END "\n\n", FENCED_TOOLS
 
 static const char *const r1_marker[] = {HD_BOS,   HD_EOS,       HD_USER, HD_ASSISTANT,
                                         HD_THINK, HD_THINK_END, NULL};

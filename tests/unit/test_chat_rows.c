@@ -154,6 +154,18 @@ static void coder_has_a_system_text(void **state) {
     renders("deepseek_coder", &p, BOS "### Instruction:\n1+1?\n### Response:\n");
 }
 
+/* Told not to, the models that always think begin after an empty thought; the others as ever. */
+static void nobody_thinks(void **state) {
+    (void)state;
+    hd_chat_prompt p = {.message = two + 1, .n_message = 1, .thinking = true, .no_thinking = true};
+    static const char *const r1[] = {"deepseek_r1", "deepseek_r1_distill"};
+    for (int i = 0; i < 2; i++)
+        assert_false(renders(r1[i], &p, BOS U "1+1?" A "<think>\n\n</think>\n\n").in_reasoning);
+    assert_false(renders("deepseek_v3.1", &p, BOS U "1+1?" A "</think>").in_reasoning);
+    assert_false(renders("deepseek_v4", &p, BOS U "1+1?" A "</think>").in_reasoning);
+    renders("deepseek_v3", &p, BOS U "1+1?" A);
+}
+
 /* The last message is continued: its text (plain), its reasoning (thinking). */
 static void continued(void **state) {
     (void)state;
@@ -323,6 +335,10 @@ static void tools_v3_and_r1(void **state) {
                            "<｜tool▁sep｜>get_time\n```json\n");
     is_refused("deepseek_r1", &p, HD_E_INVALID,
                "cannot be required while thinking, and this model always thinks");
+    p.no_thinking = true;
+    renders("deepseek_r1", &p,
+            BOS TOOLS_V3 U "Weather?" A "<think>\n\n</think>\n\n<｜tool▁calls▁begin｜>"
+                           "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time\n```json\n");
     is_refused("deepseek_v2", &p, HD_E_UNSUPPORTED, "chat encoding deepseek_v2 has no tools");
     p = (hd_chat_prompt){.message = called, .n_message = 5};
     is_refused("deepseek_coder", &p, HD_E_UNSUPPORTED,
@@ -805,6 +821,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_turns),
         cmocka_unit_test(coder_has_a_system_text),
+        cmocka_unit_test(nobody_thinks),
         cmocka_unit_test(continued),
         cmocka_unit_test(replies_begin_with_a_space),
         cmocka_unit_test(systems_and_reasoning),

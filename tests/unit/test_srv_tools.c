@@ -511,6 +511,7 @@ static void thinking_is_the_models_unless_asked(void **state) {
         {false, false, "{\"reasoning_effort\":\"max\"," HI "}", STUB_THINK},
         {true, true, "{" HI "}", STUB_THINK},
         {true, true, "{\"model\":\"deepseek-chat\"," HI "}", STUB_THINK},
+        {true, true, "{\"thinking\":{\"type\":\"disabled\"}," HI "}", STUB_END_THINK},
     };
     for (size_t i = 0; i < HD_COUNT_OF(rows); i++) {
         w->engine->info.always_thinks = rows[i].always;
@@ -582,12 +583,10 @@ static void what_a_model_cannot_do_is_refused(void **state) {
            "'tool_choice' cannot force a call while thinking is on: send \\\"thinking\\\": "
            "{\\\"type\\\": \\\"disabled\\\"}\",\"type\":\"invalid_request_error\",\"param\":"
            "\"tool_choice\"");
-    w->engine->info.always_thinks = true;
-    expect(w, CHAT, "{\"thinking\":{\"type\":\"disabled\"}," HI "}", 400,
-           "thinking cannot be turned off");
+    w->engine->info.always_thinks = w->engine->info.thinks_by_default = true;
     expect(w, CHAT, "{\"tool_choice\":\"required\"," TOOLS "," HI "}", 400,
-           "the model always thinks");
-    w->engine->info.always_thinks = false;
+           "cannot force a call while thinking is on");
+    w->engine->info.always_thinks = w->engine->info.thinks_by_default = false;
     w->engine->info.can_call_tools = false;
     expect(w, CHAT, "{" TOOLS "," HI "}", 501, "chat encoding stub has no tool calls");
     w->engine->info.has_fim = false;

@@ -1,5 +1,5 @@
 /* Opening and closing a model, its KV memory, and the checks in front of a forward pass. */
-#include "model/arch.h"
+#include "model/offload.h"
 
 #include "base/log.h"
 
@@ -185,8 +185,10 @@ hd_status hd_model_open(const hd_checkpoint *c, const hd_dev *dev, const hd_mode
     HD_TRY_OUT(check_kv_format(m));
     HD_TRY_OUT(hd_canon_new(c, &m->hp, &m->canon));
     warn_surplus(m, c);
+    HD_TRY_OUT(hd_offload_choose(m));
     HD_TRY_OUT(hd_weights_bind(m, on_progress, user));
     HD_TRY_OUT(m->arch->plan(m));
+    HD_TRY_OUT(hd_offload_plan(m));
     HD_TRY_OUT(open_rope(m));
     HD_TRY_OUT(open_kv(m));
     HD_TRY_OUT(open_logits(m));
@@ -217,6 +219,10 @@ uint64_t hd_model_weight_bytes(const hd_model *m) { return m->weight_bytes; }
 uint64_t hd_model_kv_bytes(const hd_model *m) { return m->kv_bytes; }
 uint64_t hd_model_workspace_bytes(const hd_model *m) { return m->workspace_bytes; }
 
+hd_offload_facts hd_model_offload(const hd_model *m) {
+    return m->offload ? m->offload->facts : (hd_offload_facts){0};
+}
+
 /* What memory safety needs of a batch; a violation is a bug of the caller. */
 static void check_batch(const hd_model *m, const hd_batch *b) {
     const hd_model_options *o = &m->opt;
@@ -235,7 +241,9 @@ hd_status hd_model_forward(hd_model *m, const hd_batch *b, const float **logits)
     const hd_batch *on_device;
     check_batch(m, b);
     HD_TRY(hd_dev_upload(&m->dev, b, &on_device));
+    if (m->offload) m->offload->status = HD_OK;
     *logits = m->arch->forward(m, on_device);
+    if (m->offload) HD_TRY(m->offload->status);
     if (b->n_out == 0 || !m->host_logits) return HD_OK;
     size_t n = (size_t)b->n_out * (size_t)m->hp.n_vocab;
     HD_TRY(hd_dev_get(&m->dev, m->host_logits, *logits, n * sizeof **logits));

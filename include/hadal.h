@@ -27,6 +27,8 @@ typedef struct hd_engine_config {
     bool deterministic;       /* a GPU's results independent of what is computed beside, too */
     bool no_context_fmha;     /* a GPU's attention over a prompt: row by row */
     bool no_multi_block;      /* a GPU's attention over a context: not split over blocks */
+    double gpu_memory_gib;    /* of a GPU's memory to take at most; 0: all that is free */
+    const char *offload_plan; /* file: layers whose feed-forwards leave it first; NULL: by size */
     int n_thread;             /* of the cpu; 0: one per available core */
     int max_model_len;        /* tokens of a sequence; 0: the model's */
     int max_num_seqs;

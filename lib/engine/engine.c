@@ -4,7 +4,6 @@
 
 #include "base/log.h"
 #include "base/metric.h"
-#include "engine/memory.h"
 #include "engine/request.h"
 
 #include <string.h>
@@ -112,8 +111,10 @@ static hd_status open_model(hd_engine *e, const hd_engine_config *c, enum hd_for
                           .kv_format = kv_format,
                           .no_token = e->no_token,
                           .n_no_token = e->n_no_token};
+    hd_place_apply(&e->place, &o);
     hd_engine_config copy = *c;
     HD_TRY(hd_model_open(e->checkpoint, &e->dev, &o, model_progress, &copy, &e->model));
+    hd_place_log(&e->place, e->model);
     hd_engine_info *i = &e->info;
     const hd_hparams *hp = hd_model_hparams(e->model);
     i->arch = keep(e, hp->arch);
@@ -226,15 +227,22 @@ static void log_facts(const hd_engine *e) {
                (int64_t)i->max_model_len, "context_train", "d", (int64_t)i->n_ctx_train, NULL);
 }
 
-/* Of the device's memory. Weights that a device repacks are copied; what it reads from the mapping
- * is page cache, which can be taken back. */
-static uint64_t free_after_loading(const hd_engine *e) {
-    uint64_t weights = 0;
-    uint64_t now =
-        hd_dev_has_memory(&e->dev) ? e->dev.ops->free_bytes(e->dev.ctx) : hd_memory_free_bytes("");
-    for (size_t i = 0; i < hd_checkpoint_count(e->checkpoint); i++)
-        weights += hd_checkpoint_at(e->checkpoint, i)->n_byte;
-    return now > weights ? now - weights : 0;
+/* The memory that the sizes are about. A pool of a given number of tokens, or one window, has its
+ * place before weights do. */
+static hd_status find_place(hd_engine *e, const hd_engine_config *c, const hd_hparams *hp,
+                            enum hd_format kv_format) {
+    uint64_t tok_bytes = hd_hparams_kv_bytes(hp, kv_format);
+    uint64_t n_tok =
+        (uint64_t)(c->max_tokens_in_paged_kv_cache > 0 ? c->max_tokens_in_paged_kv_cache
+                                                       : c->max_model_len);
+    return hd_place_find(&(hd_place_ask){.checkpoint = e->checkpoint,
+                                         .dev = &e->dev,
+                                         .device_gib = c->gpu_memory_gib,
+                                         .kv_bytes = n_tok * tok_bytes,
+                                         .plan = c->offload_plan,
+                                         .isa = c->isa,
+                                         .n_thread = c->n_thread},
+                         &e->place);
 }
 
 static hd_status open_parts(hd_engine *e, const hd_engine_config *c) {
@@ -250,7 +258,8 @@ static hd_status open_parts(hd_engine *e, const hd_engine_config *c) {
     enum hd_format kv_format;
     HD_TRY(hd_engine_kv_format(c->kv_cache_dtype, &kv_format));
     hd_engine_sizes z;
-    HD_TRY(hd_engine_size(c, &hp, kv_format, free_after_loading(e), &z));
+    HD_TRY(find_place(e, c, &hp, kv_format));
+    HD_TRY(hd_engine_size(c, &hp, kv_format, e->place.free_bytes, &z));
     char hash[33];
     hd_checkpoint_hash(e->checkpoint, hash, hash_progress, (void *)(uintptr_t)c);
     e->info.model_hash = keep(e, hash);
@@ -285,6 +294,7 @@ void hd_engine_close(hd_engine *e) {
     }
     hd_loop_free(e->loop);
     hd_model_close(e->model);
+    hd_place_close(&e->place);
     hd_dev_close(&e->dev);
     hd_tokenizer_free(e->tokenizer);
     hd_free(e->no_token);

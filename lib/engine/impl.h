@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "engine/load.h"
 #include "engine/loop.h"
+#include "engine/place.h"
 #include "engine/sizes.h"
 #include "file/suggestion.h"
 #include "text/chat.h"
@@ -22,6 +23,7 @@ struct hd_engine {
     int32_t *no_token; /* [n_no_token] ids that stand for no token: padding and holes */
     int n_no_token;
     hd_dev dev;
+    hd_place place;
     hd_model *model;
     hd_loop *loop;
     pthread_t thread;

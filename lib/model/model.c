@@ -237,13 +237,18 @@ static void check_batch(const hd_model *m, const hd_batch *b) {
     hd_batch_check(b);
 }
 
+/* Uploads b and runs its ops; *logits are the device's. */
+static hd_status run_forward(hd_model *m, const hd_batch *b, const hd_batch **on_device,
+                             const float **logits) {
+    check_batch(m, b);
+    HD_TRY(hd_dev_upload(&m->dev, b, on_device));
+    *logits = m->arch->forward(m, *on_device);
+    return hd_offload_status(m);
+}
+
 hd_status hd_model_forward(hd_model *m, const hd_batch *b, const float **logits) {
     const hd_batch *on_device;
-    check_batch(m, b);
-    HD_TRY(hd_dev_upload(&m->dev, b, &on_device));
-    if (m->offload) m->offload->status = HD_OK;
-    *logits = m->arch->forward(m, on_device);
-    if (m->offload) HD_TRY(m->offload->status);
+    HD_TRY(run_forward(m, b, &on_device, logits));
     if (b->n_out == 0 || !m->host_logits) return HD_OK;
     size_t n = (size_t)b->n_out * (size_t)m->hp.n_vocab;
     HD_TRY(hd_dev_get(&m->dev, m->host_logits, *logits, n * sizeof **logits));
@@ -271,9 +276,7 @@ hd_status hd_model_enqueue(hd_model *m, const hd_batch *b) {
     int ix = (int)(m->n_enqueued % HD_DEV_STEPS);
     struct hd_model_step *step = &m->step[ix];
     HD_ASSERT(m->n_enqueued - m->n_fetched < (hd_dev_has_memory(&m->dev) ? HD_DEV_STEPS : 1));
-    check_batch(m, b);
-    HD_TRY(hd_dev_upload(&m->dev, b, &on_device));
-    step->logits = m->arch->forward(m, on_device);
+    HD_TRY(run_forward(m, b, &on_device, &step->logits));
     step->n_out = b->n_out;
     step->batch = NULL;
     for (int i = 0; i < b->n_out; i++)

@@ -138,6 +138,13 @@ static void put(hd_model *m, void *to, const void *from, size_t n_byte) {
     if (m->offload->status == HD_OK) m->offload->status = hd_dev_put(&m->dev, to, from, n_byte);
 }
 
+hd_status hd_offload_status(hd_model *m) {
+    if (!m->offload) return HD_OK;
+    hd_status s = m->offload->status;
+    m->offload->status = HD_OK;
+    return s;
+}
+
 void hd_offload_ffn(hd_model *m, const struct hd_op_ffn *args) {
     struct hd_offload *f = m->offload;
     size_t d = (size_t)args->d_model, n_byte = (size_t)args->n_row * d * sizeof(float);

@@ -32,6 +32,8 @@ static inline bool hd_offload_is_host(const hd_model *m, enum hd_op op, int laye
     bool is_ffn = op == HD_OP_moe || op == HD_OP_ffn;
     return m->offload && is_ffn && layer >= 0 && m->offload->layer[layer];
 }
+/* What the copies of the step that ran last failed with; the next one begins anew. */
+HD_MUST_CHECK hd_status hd_offload_status(hd_model *m);
 /* Copies args' activations to the host, runs the op there, copies x back. */
 void hd_offload_ffn(hd_model *m, const struct hd_op_ffn *args);
 void hd_offload_moe(hd_model *m, const struct hd_op_moe *args);

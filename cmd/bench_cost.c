@@ -133,12 +133,12 @@ static void describe(const struct hd_bench_model *m, hd_cost *c) {
     *c = (hd_cost){.n_thread = m->o->threads,
                    .n_ctx = m->hp.n_ctx,
                    .expand_min = hd_engine_expand_min(&m->hp),
-                   .kv_tok_bytes = (int64_t)hd_hparams_kv_bytes(&m->hp, m->mo.kv_format),
+                   .kv_tok_bytes = (int64_t)hd_hparams_kv_bytes(&m->hp, m->mo.kv_type),
                    .weight_bytes = (int64_t)hd_model_weight_bytes(m->model)};
     snprintf(c->model, sizeof c->model, "%s", m->hp.name);
     snprintf(c->backend, sizeof c->backend, "%s", m->dev.ops->name);
     snprintf(c->device, sizeof c->device, "%s", device.len ? device.ptr : "");
-    snprintf(c->kv_dtype, sizeof c->kv_dtype, "%s", hd_format_get(m->mo.kv_format)->name);
+    snprintf(c->kv_dtype, sizeof c->kv_dtype, "%s", hd_kv_type_name(m->mo.kv_type));
     hd_buf_fini(&device);
 }
 

@@ -206,7 +206,7 @@ static hd_status run_all(struct bench *b) {
             p.flop += attention_flop(b, false, (double)n * b->contexts.v[c]);
             p.bytes = step_bytes(b, n);
             p.bytes += (double)n * b->contexts.v[c] *
-                       (double)hd_hparams_kv_bytes(&b->m.hp, b->m.mo.kv_format);
+                       (double)hd_hparams_kv_bytes(&b->m.hp, b->m.mo.kv_type);
             tell(b, &p, b->contexts.v[c]);
         }
     }
@@ -218,7 +218,7 @@ static void describe(struct bench *b, const char *model) {
     hd_buf device;
     hd_buf_init(&device, 1024);
     b->m.dev.ops->describe(b->m.dev.ctx, &device);
-    const char *kv = hd_format_get(b->m.mo.kv_format)->name, *name = b->m.dev.ops->name;
+    const char *kv = hd_kv_type_name(b->m.mo.kv_type), *name = b->m.dev.ops->name;
     if (b->json) {
         const char *const text[][2] = {
             {"model", model}, {"backend", name}, {"device", device.ptr}, {"kv_cache_dtype", kv}};

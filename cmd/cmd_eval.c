@@ -75,11 +75,11 @@ static int choose_n_pos(const struct hd_eval *e) {
 }
 
 /* Room for several sequences of full length, as far as a gibibyte goes; for one in any case. */
-static void choose_sizes(struct hd_eval *e, enum hd_format kv_format) {
+static void choose_sizes(struct hd_eval *e, enum hd_kv_type kv_type) {
     enum { n_seq = 16, page_tok = 16 };
     const int64_t kv_bytes_max = (int64_t)1 << 30, logits_bytes_max = (int64_t)1 << 28;
     int n_pos = choose_n_pos(e), n_row = e->o->max_num_batched_tokens;
-    int64_t page_bytes = (int64_t)hd_hparams_kv_bytes(&e->hp, kv_format) * page_tok;
+    int64_t page_bytes = (int64_t)hd_hparams_kv_bytes(&e->hp, kv_type) * page_tok;
     int64_t seq_pages = (n_pos + page_tok - 1) / page_tok, n_page = seq_pages * n_seq;
     if (n_page * page_bytes > kv_bytes_max) n_page = kv_bytes_max / page_bytes;
     if (n_page < seq_pages) n_page = seq_pages;
@@ -91,7 +91,7 @@ static void choose_sizes(struct hd_eval *e, enum hd_format kv_format) {
                                .n_pos_max = n_pos,
                                .n_page = (int)n_page,
                                .page_tok = page_tok,
-                               .kv_format = kv_format};
+                               .kv_type = kv_type};
 }
 
 /* Loading a large model takes minutes: a name that was mistyped is told before. */
@@ -107,10 +107,10 @@ static hd_status open_all(struct hd_eval *e, const char *model) {
     const struct hd_options *o = e->o;
     hd_engine_config config = {.model = model};
     hd_dev_config dc;
-    enum hd_format kv_format;
+    enum hd_kv_type kv_type;
     HD_TRY(hd_dev_config_from(o, &dc));
     HD_TRY(check_inputs(o));
-    HD_TRY(hd_engine_kv_format(o->kv_cache_dtype, &kv_format));
+    HD_TRY(hd_engine_kv_type(o->kv_cache_dtype, &kv_type));
     HD_TRY(hd_engine_open_checkpoint(&config, &e->checkpoint));
     if (o->expect_hash) {
         char hash[33];
@@ -121,7 +121,7 @@ static hd_status open_all(struct hd_eval *e, const char *model) {
         HD_TRY(hd_engine_open_tokenizer(e->checkpoint, o->tokenizer, &e->tokenizer));
     HD_TRY(hd_hparams_read(e->checkpoint, &e->hp));
     HD_TRY(hd_dev_open(o->backend, &dc, &e->dev));
-    choose_sizes(e, kv_format);
+    choose_sizes(e, kv_type);
     return hd_model_open(e->checkpoint, &e->dev, &e->mo, hd_load_progress, NULL, &e->model);
 }
 
@@ -156,7 +156,7 @@ static void describe(struct hd_eval *e, const char *model) {
     hd_buf device;
     hd_buf_init(&device, 1024);
     e->dev.ops->describe(e->dev.ctx, &device);
-    const char *kv = hd_format_get(e->mo.kv_format)->name, *name = e->dev.ops->name;
+    const char *kv = hd_kv_type_name(e->mo.kv_type), *name = e->dev.ops->name;
     if (e->json) {
         const char *const text[][2] = {{"model", model},       {"arch", e->hp.arch},
                                        {"backend", name},      {"device", device.ptr},

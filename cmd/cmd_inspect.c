@@ -133,13 +133,13 @@ static void print_parts(const struct job *j) {
 }
 
 static void print_memory(const struct job *j) {
-    static const enum hd_format kinds[] = {HD_BF16, HD_F32};
+    static const enum hd_kv_type kinds[] = {HD_KV_FP8, HD_KV_BF16, HD_KV_F32};
     printf("\nmemory\n");
     LINE("weights", "%s", hd_human_bytes(sum_of(j, HD_PART_COUNT, HD_F32).n_byte));
     for (size_t i = 0; i < HD_COUNT_OF(kinds); i++) {
         uint64_t n = hd_hparams_kv_bytes(&j->hp, kinds[i]);
         char label[32];
-        snprintf(label, sizeof label, "KV in %s", hd_format_get(kinds[i])->name);
+        snprintf(label, sizeof label, "KV in %s", hd_kv_type_name(kinds[i]));
         LINE(label, "%llu B a token, %s for a full context of %d", (unsigned long long)n,
              hd_human_bytes(n * (uint64_t)j->hp.n_ctx), j->hp.n_ctx);
     }
@@ -301,9 +301,11 @@ static void put_model(hd_json *w, const struct job *j) {
     hd_json_object_end(w);
     hd_json_key(w, "kv_bytes_per_token");
     hd_json_object(w);
-    put_int(w, "f32", (int64_t)hd_hparams_kv_bytes(&j->hp, HD_F32));
-    put_int(w, "f16", (int64_t)hd_hparams_kv_bytes(&j->hp, HD_F16));
-    put_int(w, "bf16", (int64_t)hd_hparams_kv_bytes(&j->hp, HD_BF16));
+    put_int(w, "f32", (int64_t)hd_hparams_kv_bytes(&j->hp, HD_KV_F32));
+    put_int(w, "f16", (int64_t)hd_hparams_kv_bytes(&j->hp, HD_KV_F16));
+    put_int(w, "bf16", (int64_t)hd_hparams_kv_bytes(&j->hp, HD_KV_BF16));
+    put_int(w, "fp8", (int64_t)hd_hparams_kv_bytes(&j->hp, HD_KV_FP8));
+    put_int(w, "int8", (int64_t)hd_hparams_kv_bytes(&j->hp, HD_KV_INT8));
     hd_json_object_end(w);
 }
 

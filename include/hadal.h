@@ -27,8 +27,6 @@ typedef struct hd_engine_config {
     bool deterministic;       /* a GPU's results independent of what is computed beside, too */
     bool no_context_fmha;     /* a GPU's attention over a prompt: row by row */
     bool no_multi_block;      /* a GPU's attention over a context: not split over blocks */
-    double gpu_memory_gib;    /* of a GPU's memory to take at most; 0: all that is free */
-    const char *offload_plan; /* file: layers whose feed-forwards leave it first; NULL: by size */
     int n_thread;             /* of the cpu; 0: one per available core */
     int max_model_len;        /* tokens of a sequence; 0: the model's */
     int max_num_seqs;
@@ -38,13 +36,11 @@ typedef struct hd_engine_config {
     int block_size;                       /* tokens a KV page */
     int64_t max_tokens_in_paged_kv_cache; /* 0: by the next */
     double kv_cache_free_mem_fraction;    /* of the memory free after loading */
-    const char *kv_cache_dtype;           /* "auto", "f32", "f16", "bf16" */
+    const char *kv_cache_dtype;           /* "auto", "f32", "f16", "bf16", "fp8", "int8" */
     bool enable_prefix_caching;
     bool exact; /* output independent of what was cached, too */
     int max_num_queued_reqs;
     int64_t max_num_queued_tokens; /* 0: no bound */
-    double queue_timeout_s;        /* a request whose computation has not begun by then ends with
-                                      HD_E_UNAVAILABLE; 0: no bound */
     const char *tokenizer;         /* path to override the model's; NULL */
     const char *chat_encoding;     /* name to override; NULL: by the model's files */
     const char *expect_hash;       /* content hash the model must have; NULL: any */
@@ -75,8 +71,7 @@ typedef struct hd_engine_info {
     bool can_think, always_thinks, thinks_by_default, can_call_tools;
     bool
         keeps_reasoning; /* of messages with tool calls after the last user's: it is needed there */
-    bool has_response_format; /* hd_chat_prompt.schema is told to the model */
-    bool has_fim;             /* hd_engine_fim works */
+    bool has_fim;        /* hd_engine_fim works */
     double load_s;
 } hd_engine_info;
 /* Pointers live as long as the engine. */
@@ -112,9 +107,6 @@ typedef struct hd_sampling {
     int n_bias;
 } hd_sampling;
 void hd_sampling_init(hd_sampling *s); /* temperature 1, everything else off */
-/* The same, with what the model's own files suggest (generation_config.json, general.sampling.*).
- */
-void hd_engine_sampling_init(const hd_engine *e, hd_sampling *s);
 
 enum hd_finish {
     HD_FINISH_NONE,

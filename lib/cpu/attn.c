@@ -35,9 +35,8 @@ static void latent_row(void *ctx, int row, int thread) {
     const float *cs = a->rope_cs + (size_t)a->batch->pos[row] * (size_t)a->n_rope;
     k->norm(kv, a->kv_a_norm, a->lora_eps, a->n_c, kv);
     k->rope(kv + a->n_c, cs, a->n_rope);
-    char *to = (char *)a->cache +
-               (size_t)a->batch->kv_row[row] * hd_format_bytes(a->kv_format, (size_t)width);
-    k->encode(a->kv_format, kv, to, width);
+    char *to = (char *)a->cache + hd_kv_bytes(&a->kv, (size_t)a->batch->kv_row[row]);
+    hd_cpu_cache_put(j->c, &a->kv, kv, to);
 }
 
 static void rope_row(void *ctx, int row, int thread) {
@@ -94,8 +93,7 @@ void hd_cpu_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
 /* Pointers to the cache rows of a block of a sequence. */
 static void cache_rows(const struct hd_op_mla_attn *a, int seq, const hd_cpu_block *b,
                        const void **row) {
-    size_t bytes = hd_format_bytes(a->kv_format, (size_t)a->n_c + (size_t)a->n_rope);
-    hd_cpu_block_rows(a->batch, seq, b, a->cache, bytes, row);
+    hd_cpu_block_rows(a->batch, seq, b, a->cache, hd_kv_bytes(&a->kv, 1), row);
 }
 
 typedef struct attn_job {
@@ -114,9 +112,11 @@ static void expand(const attn_job *j, hd_cpu_scratch *t, int n_t) {
     const struct hd_op_mla_attn *a = j->a;
     const hd_cpu_kernels *k = j->c->k;
     size_t ldv = hd_cpu_pad(a->n_v);
-    k->unpack(a->kv_format, t->w, n_t, 0, a->n_c, t->ct, HD_CPU_KV_BLOCK);
-    k->unpack(a->kv_format, t->w, n_t, a->n_c, a->n_rope,
-              t->kt + (size_t)a->n_nope * HD_CPU_KV_BLOCK, HD_CPU_KV_BLOCK);
+    size_t ld = hd_cpu_pad(a->n_c + a->n_rope);
+    hd_cpu_cached s = {.kv = &a->kv, .row = t->w, .n_row = n_t, .n = a->n_c};
+    hd_cpu_cache_panel(k, &s, t->rows, ld, t->ct);
+    s.first = a->n_c, s.n = a->n_rope;
+    hd_cpu_cache_panel(k, &s, t->rows, ld, t->kt + (size_t)a->n_nope * HD_CPU_KV_BLOCK);
     for (int i = 0; i < a->n_nope; i++) {
         t->a[i] = t->kb + i;
         t->c_row[i] = t->kt + (size_t)i * HD_CPU_KV_BLOCK;
@@ -223,14 +223,15 @@ static void absorbed_task(void *ctx, int task, int thread) {
                       .v = t->rows,
                       .n_key = (int)width,
                       .n_v = a->n_c,
-                      .ldv = ldu,
+                      .ldv = hd_cpu_pad((int)width),
                       .scale = a->scale};
     for (; b.t0 < n_pos; b.t0 += HD_CPU_KV_BLOCK) {
         b.n_t = hd_cpu_least(HD_CPU_KV_BLOCK, n_pos - b.t0);
         cache_rows(a, g->seq, &b, t->w);
-        k->unpack(a->kv_format, t->w, b.n_t, 0, (int)width, t->ct, HD_CPU_KV_BLOCK);
-        for (int i = 0; i < b.n_t; i++)
-            k->decode(a->kv_format, t->w[i], t->rows + (size_t)i * ldu, a->n_c);
+        hd_cpu_cached s = {.kv = &a->kv, .row = t->w, .n_row = b.n_t, .n = (int)width};
+        hd_cpu_cache_panel(k, &s, t->rows, b.ldv, t->ct);
+        s.n = a->n_c;
+        if (a->kv.n_code == 0) hd_cpu_cache_rows(k, &s, t->rows, b.ldv);
         hd_cpu_attend(k, t, &b);
     }
     for (int i = 0; i < q->n; i++) k->scale(q->acc[i], a->n_c, 1.0f / q->l[i]);

@@ -93,6 +93,16 @@ static bool cpu_supports(void *ctx, enum hd_op op, enum hd_format f) {
     return true; /* decode.c reads whatever has a reference decoding */
 }
 
+static bool cpu_supports_kv(void *ctx, enum hd_kv_type t) {
+    (void)ctx;
+    return t < HD_KV_TYPE_COUNT;
+}
+
+static uint64_t cpu_kv_lost(void *ctx) {
+    const hd_cpu *c = ctx;
+    return atomic_load_explicit(&c->kv_lost, memory_order_relaxed);
+}
+
 static const char *cpu_kernel(void *ctx, enum hd_op op, enum hd_format f) {
     const hd_cpu *c = ctx;
     bool is_avx512 = strcmp(c->k->name, "avx512") == 0, is_avx2 = strcmp(c->k->name, "avx2") == 0;
@@ -245,6 +255,8 @@ const hd_dev_ops hd_dev_cpu = {
     .close = cpu_close,
     .describe = cpu_describe,
     .supports = cpu_supports,
+    .supports_kv = cpu_supports_kv,
+    .kv_lost = cpu_kv_lost,
     .kernel = cpu_kernel,
     .roofline = hd_cpu_roofline,
     .observe = cpu_observe,

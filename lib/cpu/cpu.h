@@ -10,6 +10,8 @@
 #include "dev/dev.h"
 #include "dev/draw.h"
 
+#include <stdatomic.h>
+
 #define HD_CPU_EXPERT_MAX 2048 /* reserve() refuses more */
 #define HD_CPU_KV_BLOCK 64     /* positions of one attention block */
 
@@ -46,7 +48,7 @@ typedef struct hd_cpu_scratch {
     const void **w;  /* [n_ptr] weight or cache rows */
     /* Attention over one block of positions: */
     float *ct;   /* [n_c+n_rope, 64] latents, positions across lanes */
-    float *rows; /* [64, pad(n_c)] latents, one position a row */
+    float *rows; /* [64, pad(n_c+n_rope)] cache rows, decoded */
     float *kt;   /* [n_nope+n_rope, 64] keys of one head */
     float *v;    /* [64, pad(n_v)] values of one head */
     float *kb;   /* [n_c, n_nope] k_b of one head */
@@ -87,6 +89,7 @@ typedef struct hd_cpu {
     int n_thread;
     hd_dev_limits limits;
     hd_dev_observer observer; /* inputs NULL: nobody */
+    _Atomic uint64_t kv_lost; /* values that a cache could not hold */
     void *arena;              /* everything below; NULL before reserve */
     hd_cpu_scratch *thread;   /* [n_thread] */
     hd_draw_desk **desk;      /* [n_thread] for the op `sample`; NULL before reserve */
@@ -155,6 +158,23 @@ typedef struct hd_cpu_norm_rows {
     bool is_quantised;
 } hd_cpu_norm_rows;
 hd_cpu_qrows hd_cpu_norm(hd_cpu *c, const hd_cpu_norm_rows *a);
+
+/* ---- the cache (cache.c) ---- */
+
+/* Writes one row; counts what its type cannot hold. */
+void hd_cpu_cache_put(hd_cpu *c, const hd_kv_layout *l, const float *x, void *row);
+/* Values first .. first + n of n_row rows, at most HD_CPU_KV_BLOCK. */
+typedef struct hd_cpu_cached {
+    const hd_kv_layout *kv;
+    const void *const *row; /* [n_row] */
+    int n_row, first, n;
+} hd_cpu_cached;
+/* out [n_row, ld] */
+void hd_cpu_cache_rows(const hd_cpu_kernels *k, const hd_cpu_cached *s, float *out, size_t ld);
+/* panel [n, HD_CPU_KV_BLOCK]: positions across lanes. Of types with codes, rows [n_row, ld] holds
+ * what hd_cpu_cache_rows yields afterwards; of others it is not touched. */
+void hd_cpu_cache_panel(const hd_cpu_kernels *k, const hd_cpu_cached *s, float *rows, size_t ld,
+                        float *panel);
 
 /* ---- attention (attend.c) ---- */
 

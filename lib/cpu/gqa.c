@@ -10,7 +10,7 @@
 /* ---- q, k, v ---- */
 
 typedef struct qkv_job {
-    const hd_cpu *c;
+    hd_cpu *c;
     const struct hd_op_gqa_qkv *a;
     float *k, *v; /* [R, n_kv] */
 } qkv_job;
@@ -48,9 +48,9 @@ static void qkv_row(void *ctx, int row, int thread) {
     finish_heads(j, a->q_out + (size_t)row * n_q, a->n_head, a->q_bias, cs);
     finish_heads(j, k, a->n_head_kv, a->k_bias, cs);
     finish_heads(j, v, a->n_head_kv, a->v_bias, NULL);
-    size_t at = (size_t)a->batch->kv_row[row] * hd_format_bytes(a->kv_format, (size_t)n_kv);
-    j->c->k->encode(a->kv_format, k, (char *)a->keys + at, n_kv);
-    j->c->k->encode(a->kv_format, v, (char *)a->values + at, n_kv);
+    size_t at = hd_kv_bytes(&a->kv, (size_t)a->batch->kv_row[row]);
+    hd_cpu_cache_put(j->c, &a->kv, k, (char *)a->keys + at);
+    hd_cpu_cache_put(j->c, &a->kv, v, (char *)a->values + at);
 }
 
 void hd_cpu_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
@@ -90,13 +90,13 @@ typedef struct attn_job {
 static void load_block(const attn_job *j, hd_cpu_scratch *t, int seq, int head, hd_cpu_block *b) {
     const struct hd_op_gqa_attn *a = j->a;
     const hd_cpu_kernels *k = j->c->k;
-    size_t head_bytes = hd_format_bytes(a->kv_format, (size_t)a->d_head);
-    size_t row_bytes = head_bytes * (size_t)a->n_head_kv, skip = head_bytes * (size_t)head;
-    hd_cpu_block_rows(a->batch, seq, b, (const char *)a->keys + skip, row_bytes, t->w);
-    k->unpack(a->kv_format, t->w, b->n_t, 0, a->d_head, t->kt, HD_CPU_KV_BLOCK);
-    hd_cpu_block_rows(a->batch, seq, b, (const char *)a->values + skip, row_bytes, t->w);
-    for (int i = 0; i < b->n_t; i++)
-        k->decode(a->kv_format, t->w[i], t->v + (size_t)i * b->ldv, a->d_head);
+    size_t row_bytes = hd_kv_bytes(&a->kv, 1);
+    hd_cpu_cached s = {
+        .kv = &a->kv, .row = t->w, .n_row = b->n_t, .first = head * a->d_head, .n = a->d_head};
+    hd_cpu_block_rows(a->batch, seq, b, a->keys, row_bytes, t->w);
+    hd_cpu_cache_panel(k, &s, t->rows, b->ldv, t->kt);
+    hd_cpu_block_rows(a->batch, seq, b, a->values, row_bytes, t->w);
+    hd_cpu_cache_rows(k, &s, t->v, b->ldv);
 }
 
 static void attn_task(void *ctx, int task, int thread) {

@@ -12,7 +12,7 @@
 #ifndef HD_CPU_KERNEL_H
 #define HD_CPU_KERNEL_H
 
-#include "quant/format.h"
+#include "quant/kv.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -86,6 +86,11 @@ typedef struct hd_cpu_kernels {
     void (*rope)(float *x, const float *cs, int n);
     void (*decode)(enum hd_format f, const void *src, float *dst, int n); /* whole blocks */
     void (*encode)(enum hd_format f, const float *src, void *dst, int n); /* F32, F16, BF16 */
+    /* A group of a cache row (quant/kv.h): its codes; returns its scale, NaN when a value is past
+     * the limit (then every code is 0). And n of its values, from code[0] on. */
+    float (*encode_group)(enum hd_kv_type t, const float *src, unsigned char *code, int n);
+    void (*decode_group)(enum hd_kv_type t, const unsigned char *code, float scale, float *dst,
+                         int n);
     /* What the machine can do at this level (roofline.c): floating-point operations done by n
      * rounds of multiply-adds on registers, and a sum over p[n], n a multiple of 128. */
     double (*probe_fma)(int64_t n, float *sink);

@@ -67,6 +67,30 @@ static inline V v_decode_s8(const unsigned char *p) {
     return _mm256_cvtepi32_ps(
         _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
 }
+/* A code's bits, moved to where a float has its sign, exponent and fraction, are its value times
+ * 2^-120: also of subnormal codes. */
+static inline V v_decode_e4m3(const unsigned char *p) {
+    __m256i q = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+    __m256i size = _mm256_slli_epi32(_mm256_and_si256(q, _mm256_set1_epi32(0x7F)), 20);
+    __m256i sign = _mm256_slli_epi32(_mm256_and_si256(q, _mm256_set1_epi32(0x80)), 24);
+    return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_or_si256(size, sign)), v_set(0x1p120f));
+}
+/* 2^floor(log2 |x|); 0 of 0. */
+static inline V v_binade(V x) {
+    return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7F800000)));
+}
+/* Codes of sizes that are values of E4M3, with the signs of x. */
+static inline void v_store_e4m3(unsigned char *p, V size, V x) {
+    __m256i q = _mm256_castps_si256(_mm256_mul_ps(size, v_set(0x1p-120f)));
+    __m256i sign = _mm256_srli_epi32(_mm256_castps_si256(x), 24);
+    q = _mm256_or_si256(_mm256_srli_epi32(q, 20), _mm256_and_si256(sign, _mm256_set1_epi32(0x80)));
+    __m128i h = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+    _mm_storel_epi64((__m128i *)(void *)p, _mm_packus_epi16(h, h));
+}
+static inline void v_store_s8(unsigned char *p, VI n) {
+    __m128i h = _mm_packs_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256(n, 1));
+    _mm_storel_epi64((__m128i *)(void *)p, _mm_packs_epi16(h, h));
+}
 static inline void v_encode_f16(unsigned char *p, V x) {
     _mm_storeu_si128((__m128i *)(void *)p,
                      _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

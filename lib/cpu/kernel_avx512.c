@@ -65,6 +65,29 @@ static inline V v_decode_s8(const unsigned char *p) {
     return _mm512_cvtepi32_ps(
         _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
 }
+/* A code's bits, moved to where a float has its sign, exponent and fraction, are its value times
+ * 2^-120: also of subnormal codes. */
+static inline V v_decode_e4m3(const unsigned char *p) {
+    __m512i q = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    __m512i size = _mm512_slli_epi32(_mm512_and_si512(q, _mm512_set1_epi32(0x7F)), 20);
+    __m512i sign = _mm512_slli_epi32(_mm512_and_si512(q, _mm512_set1_epi32(0x80)), 24);
+    return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_or_si512(size, sign)), v_set(0x1p120f));
+}
+/* 2^floor(log2 |x|); 0 of 0. */
+static inline V v_binade(V x) {
+    return _mm512_castsi512_ps(
+        _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7F800000)));
+}
+/* Codes of sizes that are values of E4M3, with the signs of x. */
+static inline void v_store_e4m3(unsigned char *p, V size, V x) {
+    __m512i q = _mm512_castps_si512(_mm512_mul_ps(size, v_set(0x1p-120f)));
+    __m512i sign = _mm512_srli_epi32(_mm512_castps_si512(x), 24);
+    q = _mm512_or_si512(_mm512_srli_epi32(q, 20), _mm512_and_si512(sign, _mm512_set1_epi32(0x80)));
+    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(q));
+}
+static inline void v_store_s8(unsigned char *p, VI n) {
+    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(n));
+}
 static inline void v_encode_f16(unsigned char *p, V x) {
     _mm256_storeu_si256((__m256i *)(void *)p,
                         _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -1,26 +1,15 @@
 /* Row-wise kernels of one instruction-set level and its table; included after kernel_product.h,
  * over the same primitives. Sums over a row use 16 partial sums at every level, whatever VN is. */
 
+#include "cpu/kernel_cache.h"
+
 /* ---- Quantising ---- */
 
 static void quantise(const float *x, int n, const hd_cpu_qrows *q, int r) {
     size_t k = (size_t)q->n_k, n_block = k / HD_CPU_QBLOCK;
     int16_t *out = q->q + (size_t)r * k;
     for (int b = 0; b < n / HD_CPU_QBLOCK; b++, x += HD_CPU_QBLOCK, out += HD_CPU_QBLOCK) {
-        /* The largest magnitude by its bits, so that NaN is larger than everything. */
-        float lane[VN];
-        V top = v_set(0);
-        UNROLL for (int i = 0; i < HD_CPU_QBLOCK; i += VN) top =
-            v_max_bits(top, v_abs(v_load(x + i)));
-        v_store(lane, top);
-        uint32_t best = 0;
-        for (int i = 0; i < VN; i++) {
-            uint32_t bits;
-            __builtin_memcpy(&bits, &lane[i], sizeof bits);
-            if (bits > best) best = bits;
-        }
-        float amax;
-        __builtin_memcpy(&amax, &best, sizeof amax);
+        float amax = largest_bits(x, HD_CPU_QBLOCK);
         /* A denormal maximum would make the inverse infinite: such a block is zero. */
         bool is_zero = amax < 1e-32f;
         float d = is_zero ? 0.0f : amax / 32512.0f, inverse = is_zero ? 0.0f : 32512.0f / amax;
@@ -228,6 +217,8 @@ const hd_cpu_kernels KERNELS = {
     .rope = rope,
     .decode = decode,
     .encode = encode,
+    .encode_group = encode_group,
+    .decode_group = decode_group,
     .probe_fma = probe_fma,
     .probe_read = probe_read,
 };

@@ -81,6 +81,22 @@ static inline V v_decode_s8(const unsigned char *p) {
     __builtin_memcpy(q, p, sizeof q);
     return (V){(float)q[0], (float)q[1], (float)q[2], (float)q[3]};
 }
+static inline V v_decode_e4m3(const unsigned char *p) {
+    return (V){hd_e4m3_to_f32(p[0]), hd_e4m3_to_f32(p[1]), hd_e4m3_to_f32(p[2]),
+               hd_e4m3_to_f32(p[3])};
+}
+/* 2^floor(log2 |x|); 0 of 0. */
+static inline V v_binade(V x) {
+    return (V)((VI)x & (VI){0x7F800000, 0x7F800000, 0x7F800000, 0x7F800000});
+}
+/* Codes of sizes that are values of E4M3, with the signs of x. */
+static inline void v_store_e4m3(unsigned char *p, V size, V x) {
+    for (int i = 0; i < VN; i++)
+        p[i] = (unsigned char)(hd_f32_to_e4m3(size[i]) | (((VI)x)[i] < 0 ? 0x80 : 0));
+}
+static inline void v_store_s8(unsigned char *p, VI n) {
+    for (int i = 0; i < VN; i++) p[i] = (unsigned char)n[i];
+}
 static inline void v_encode_f16(unsigned char *p, V x) {
     uint16_t h[VN] = {hd_f32_to_f16(x[0]), hd_f32_to_f16(x[1]), hd_f32_to_f16(x[2]),
                       hd_f32_to_f16(x[3])};

@@ -35,7 +35,7 @@ static void lay_out_thread(cut *k, const hd_dev_limits *l, hd_cpu_scratch *t) {
         .q_row = take(k, HD_CPU_ROWS, sizeof *t->q_row),
         .w = take(k, n_ptr, sizeof *t->w),
         .ct = take_f(k, (n_c + n_rope) * block),
-        .rows = take_f(k, block * hd_cpu_pad(l->n_c)),
+        .rows = take_f(k, block * hd_cpu_pad(l->n_c + l->n_rope)),
         .kt = take_f(k, (n_nope + n_rope) * block),
         .v = take_f(k, block * hd_cpu_pad(l->n_v)),
         .kb = take_f(k, n_c * n_nope),

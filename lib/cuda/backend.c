@@ -46,11 +46,15 @@ static void close_cuda(void *ctx) {
         (void)cudaFreeHost(c->result[i].host);
     }
     (void)cudaFree(c->scratch);
+    (void)cudaFreeHost(c->kv_lost);
     if (c->stream) (void)cudaStreamDestroy(c->stream);
     hd_free(c);
 }
 
 static hd_status open_queue(hd_cuda *c) {
+    HD_TRY(hd_cuda_told(
+        cudaHostAlloc((void **)&c->kv_lost, sizeof *c->kv_lost, cudaHostAllocMapped), "memory"));
+    *c->kv_lost = 0;
     HD_TRY(hd_cuda_told(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "a stream"));
     for (int i = 0; i < HD_CUDA_STAGES; i++)
         HD_TRY(hd_cuda_told(cudaEventCreateWithFlags(&c->stage[i].copied, cudaEventDisableTiming),
@@ -90,6 +94,16 @@ static bool supports(void *ctx, enum hd_op op, enum hd_format f) {
     (void)ctx;
     (void)op;
     return hd_cuda_can_decode(f);
+}
+
+static bool supports_kv(void *ctx, enum hd_kv_type t) {
+    (void)ctx;
+    return !hd_kv_has_codes(t);
+}
+
+static uint64_t kv_lost(void *ctx) {
+    const hd_cuda *c = ctx;
+    return __atomic_load_n(c->kv_lost, __ATOMIC_RELAXED);
 }
 
 static const char *kernel(void *ctx, enum hd_op op, enum hd_format f) {
@@ -147,6 +161,8 @@ static const hd_dev_ops ops = {
     .close = close_cuda,
     .describe = describe,
     .supports = supports,
+    .supports_kv = supports_kv,
+    .kv_lost = kv_lost,
     .alloc = alloc_memory,
     .free = free_memory,
     .put = put,

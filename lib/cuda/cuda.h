@@ -31,6 +31,7 @@ typedef struct hd_cuda {
     enum hd_compute compute;
     bool is_deterministic; /* level 1 everywhere: kernels.h */
     bool has_context_fmha, has_multi_block;
+    unsigned long long *kv_lost; /* pinned: kernels add to it */
     hd_cuda_graphs *graphs;
     bool is_profiled_by_op; /* no graphs meanwhile */
     hd_cuda_stage stage[HD_CUDA_STAGES];

@@ -87,10 +87,13 @@ void hd_cuda_run_embed(const struct hd_op_embed *args, const hd_cuda_mat *table,
                        cudaStream_t stream);
 void hd_cuda_run_sample(const struct hd_op_sample *args, cudaStream_t stream);
 
-/* What follows the projections in front of attention. args' pointers are the device's. */
-void hd_cuda_run_mla_finish(const struct hd_op_mla_qkv *args, float *kv, cudaStream_t stream);
-void hd_cuda_run_gqa_finish(const struct hd_op_gqa_qkv *args, float *k, float *v,
+/* What follows the projections in front of attention; args' pointers are the device's. kv, k and v
+ * are overwritten. lost: host memory that the device sees; values that the cache's type cannot hold
+ * are added. */
+void hd_cuda_run_mla_finish(const struct hd_op_mla_qkv *args, float *kv, unsigned long long *lost,
                             cudaStream_t stream);
+void hd_cuda_run_gqa_finish(const struct hd_op_gqa_qkv *args, float *k, float *v,
+                            unsigned long long *lost, cudaStream_t stream);
 
 /* Queries over a cache's positions 0 .. pos. Query head h of row r is n_q0 values at
  * q0 + (r*n_head + h)*ldq0, then n_key - n_q0 at q1 + (r*n_head + h)*ldq1. */

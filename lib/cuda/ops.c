@@ -52,7 +52,7 @@ void hd_cuda_now_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
                                .n = a->q_a->n_out});
         run_mul(c, a->q_b, c->a, a->q_out, n_row, HD_CUDA_STORE);
     }
-    hd_cuda_run_mla_finish(a, c->kv, c->stream);
+    hd_cuda_run_mla_finish(a, c->kv, c->kv_lost, c->stream);
 }
 
 void hd_cuda_now_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
@@ -71,7 +71,7 @@ void hd_cuda_now_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
     const hd_cuda_mul kv[2] = {mul_of(c, a->k, c->normed, k, n_row),
                                mul_of(c, a->v, c->normed, v, n_row)};
     hd_cuda_run_mul(kv, 2, c->stream);
-    hd_cuda_run_gqa_finish(a, k, v, c->stream);
+    hd_cuda_run_gqa_finish(a, k, v, c->kv_lost, c->stream);
 }
 
 void hd_cuda_now_proj_add(void *ctx, const struct hd_op_proj_add *args) {

@@ -83,8 +83,12 @@ typedef struct hd_dev_ops {
     void (*close)(void *ctx);
     /* One line for people and logs ("2 threads, AVX-512 VNNI"), appended to b. */
     void (*describe)(void *ctx, hd_buf *b);
-    /* Whether an op can read weights (or a cache) of this format. */
+    /* Whether an op can read weights of this format, and attention a cache of this type. */
     bool (*supports)(void *ctx, enum hd_op op, enum hd_format f);
+    bool (*supports_kv)(void *ctx, enum hd_kv_type t);
+    /* Values put into caches since it was opened that their type could not hold (quant/kv.h), of
+     * the steps that `get` has waited for. */
+    uint64_t (*kv_lost)(void *ctx);
     /* Zeroed device memory, 64-byte aligned. */
     hd_status (*alloc)(void *ctx, size_t n_byte, void **out);
     void (*free)(void *ctx, void *p);

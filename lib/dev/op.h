@@ -10,7 +10,7 @@
 #define HD_DEV_OP_H
 
 #include "base/batch.h"
-#include "quant/format.h"
+#include "quant/kv.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -52,16 +52,16 @@ struct hd_op_mla_qkv {
     const float *kv_a_norm; /* [n_c] */
     const float *rope_cs;   /* [position, n_rope/2, 2] cos and sin, YaRN factor included */
     int d_model, n_head, n_nope, n_rope, n_c;
-    enum hd_format kv_format; /* F32, F16 or BF16 */
-    void *cache;  /* [n_page*page_tok, n_c+n_rope] this layer: normed latent, rotated key */
+    hd_kv_layout kv; /* hd_kv_latent */
+    void *cache;  /* [n_page*page_tok] rows of n_c+n_rope this layer: normed latent, rotated key */
     float *q_out; /* [R, H, n_nope+n_rope] rope part rotated (interleaved pairs) */
 };
 
 struct hd_op_mla_attn {
     const hd_batch *batch;
     const float *q; /* [R, H, n_nope+n_rope] */
-    enum hd_format kv_format;
-    const void *cache;    /* [n_page*page_tok, n_c+n_rope] this layer */
+    hd_kv_layout kv;
+    const void *cache;    /* [n_page*page_tok] rows of n_c+n_rope this layer */
     const hd_weight *k_b; /* n_mat = H of [n_c, n_nope]: q'[j] = dot(k_b row j, q_nope) */
     const hd_weight *v_b; /* n_mat = H of [n_v, n_c]:    o[i]  = dot(v_b row i, u) */
     int n_head, n_nope, n_rope, n_c, n_v;
@@ -82,16 +82,16 @@ struct hd_op_gqa_qkv {
     const float *rope_cs;                  /* [position, d_head/2, 2] cos and sin */
     bool is_half_split;
     int d_model, n_head, n_head_kv, d_head;
-    enum hd_format kv_format; /* F32, F16 or BF16 */
-    void *keys, *values;      /* [n_page*page_tok, H_kv*d_head] this layer; keys rotated */
-    float *q_out;             /* [R, H, d_head] rotated */
+    hd_kv_layout kv;     /* hd_kv_heads, of keys and of values */
+    void *keys, *values; /* [n_page*page_tok] rows of H_kv*d_head this layer; keys rotated */
+    float *q_out;        /* [R, H, d_head] rotated */
 };
 
 struct hd_op_gqa_attn {
     const hd_batch *batch;
     const float *q; /* [R, H, d_head] */
-    enum hd_format kv_format;
-    const void *keys, *values; /* [n_page*page_tok, H_kv*d_head] this layer */
+    hd_kv_layout kv;
+    const void *keys, *values; /* [n_page*page_tok] rows of H_kv*d_head this layer */
     int n_head, n_head_kv, d_head;
     float scale; /* d_head^-0.5 */
     float *out;  /* [R, H, d_head] */

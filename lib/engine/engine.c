@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/metric.h"
+#include "engine/memory.h"
 #include "engine/request.h"
 
 #include <string.h>
@@ -40,7 +41,6 @@ static void describe_weights(hd_engine *e) {
 }
 
 static hd_status open_text(hd_engine *e, const hd_engine_config *c, int n_vocab) {
-    HD_TRY(hd_suggestion_read(e->checkpoint, &e->suggestion));
     HD_TRY(hd_engine_open_tokenizer(e->checkpoint, c->tokenizer, &e->tokenizer));
     if (e->tokenizer && hd_tokenizer_size(e->tokenizer) > (size_t)n_vocab)
         return HD_FAIL(INVALID, "tokenizer: %zu tokens, but the model's vocabulary has %d",
@@ -61,7 +61,6 @@ static hd_status open_text(hd_engine *e, const hd_engine_config *c, int n_vocab)
         e->info.thinks_by_default = hd_chat_thinks_by_default(e->chat);
         e->info.can_call_tools = hd_chat_can_call_tools(e->chat);
         e->info.keeps_reasoning = hd_chat_keeps_reasoning(e->chat);
-        e->info.has_response_format = hd_chat_has_response_format(e->chat);
     }
     e->info.has_fim = hd_chat_has_fim(e->tokenizer);
     return HD_OK;
@@ -100,7 +99,7 @@ static void list_no_token(hd_engine *e, int n_vocab) {
         if (hd_tokenizer_bytes(e->tokenizer, i).len == 0) e->no_token[e->n_no_token++] = i;
 }
 
-static hd_status open_model(hd_engine *e, const hd_engine_config *c, enum hd_format kv_format,
+static hd_status open_model(hd_engine *e, const hd_engine_config *c, enum hd_kv_type kv_type,
                             const hd_engine_sizes *z) {
     hd_model_options o = {.n_row_max = z->n_row_max,
                           .n_seq_max = c->max_num_seqs,
@@ -108,17 +107,15 @@ static hd_status open_model(hd_engine *e, const hd_engine_config *c, enum hd_for
                           .n_pos_max = z->n_ctx,
                           .n_page = z->n_page,
                           .page_tok = c->block_size,
-                          .kv_format = kv_format,
+                          .kv_type = kv_type,
                           .no_token = e->no_token,
                           .n_no_token = e->n_no_token};
-    hd_place_apply(&e->place, &o);
     hd_engine_config copy = *c;
     HD_TRY(hd_model_open(e->checkpoint, &e->dev, &o, model_progress, &copy, &e->model));
-    hd_place_log(&e->place, e->model);
     hd_engine_info *i = &e->info;
     const hd_hparams *hp = hd_model_hparams(e->model);
     i->arch = keep(e, hp->arch);
-    i->kv_cache_dtype = hd_format_get(kv_format)->name;
+    i->kv_cache_dtype = hd_kv_type_name(kv_type);
     i->max_model_len = z->n_ctx;
     i->n_ctx_train = hp->n_ctx;
     i->n_vocab = hp->n_vocab;
@@ -128,7 +125,7 @@ static hd_status open_model(hd_engine *e, const hd_engine_config *c, enum hd_for
     i->n_page = z->n_page;
     i->weight_bytes = (int64_t)hd_model_weight_bytes(e->model);
     i->kv_pool_bytes = (int64_t)hd_model_kv_bytes(e->model);
-    i->kv_bytes_per_token = (int64_t)hd_hparams_kv_bytes(hp, kv_format);
+    i->kv_bytes_per_token = (int64_t)hd_hparams_kv_bytes(hp, kv_type);
     i->workspace_bytes = (int64_t)hd_model_workspace_bytes(e->model);
     int32_t eos = e->tokenizer ? hd_tokenizer_eos(e->tokenizer) : -1;
     int32_t bos = e->tokenizer ? hd_tokenizer_bos(e->tokenizer) : -1;
@@ -138,16 +135,16 @@ static hd_status open_model(hd_engine *e, const hd_engine_config *c, enum hd_for
 }
 
 /* Starts every fingerprint chain: all that decides the bytes of a KV row besides the tokens. */
-static uint64_t model_key(const hd_engine *e, const hd_hparams *hp, enum hd_format kv_format) {
+static uint64_t model_key(const hd_engine *e, const hd_hparams *hp, enum hd_kv_type kv_type) {
     struct {
         char weights[33];
-        char kv_format[8];
+        char kv_type[8];
         float rope[7];
         int32_t n_layer, orig_ctx, is_yarn;
     } key;
     memset(&key, 0, sizeof key); /* padding is hashed, too */
     memcpy(key.weights, e->info.model_hash, 32);
-    strncpy(key.kv_format, hd_format_get(kv_format)->name, sizeof key.kv_format - 1);
+    strncpy(key.kv_type, hd_kv_type_name(kv_type), sizeof key.kv_type - 1);
     const float rope[7] = {hp->rope_base,      hp->yarn_factor, hp->yarn_beta_fast,
                            hp->yarn_beta_slow, hp->yarn_mscale, hp->yarn_mscale_all,
                            hp->rms_eps};
@@ -158,16 +155,23 @@ static uint64_t model_key(const hd_engine *e, const hd_hparams *hp, enum hd_form
     return XXH3_64bits(&key, sizeof key);
 }
 
-static hd_status enqueue_step(void *ctx, const hd_batch *b) { return hd_model_enqueue(ctx, b); }
+static hd_status enqueue_step(void *ctx, const hd_batch *b) {
+    hd_engine *e = ctx;
+    return hd_model_enqueue(e->model, b);
+}
 
 static hd_status fetch_step(void *ctx, hd_step_out *out) {
+    hd_engine *e = ctx;
     hd_model_out o;
-    HD_TRY(hd_model_fetch(ctx, &o));
+    HD_TRY(hd_model_fetch(e->model, &o));
+    uint64_t lost = hd_model_kv_lost(e->model);
+    hd_metric_add(HD_M_KV_LOST, (double)(lost - e->kv_lost));
+    e->kv_lost = lost;
     *out = (hd_step_out){.token = o.token, .logits = o.logits};
     return HD_OK;
 }
 
-static void open_loop(hd_engine *e, const hd_engine_config *c, enum hd_format kv_format,
+static void open_loop(hd_engine *e, const hd_engine_config *c, enum hd_kv_type kv_type,
                       const hd_engine_sizes *z) {
     const hd_hparams *hp = hd_model_hparams(e->model);
     int32_t end[2 + HD_CHAT_END_MAX] = {e->info.eos, hp->eos};
@@ -176,12 +180,11 @@ static void open_loop(hd_engine *e, const hd_engine_config *c, enum hd_format kv
     hd_loop_config lc = {
         .n_queue_max = c->max_num_queued_reqs,
         .queue_tok_max = c->max_num_queued_tokens,
-        .wait_max_ns = (int64_t)(c->queue_timeout_s * 1e9),
         .clock = hd_clock_real(),
         .stepper = {.enqueue = enqueue_step,
                     .fetch = fetch_step,
                     .is_async = hd_dev_has_memory(&e->dev),
-                    .ctx = e->model},
+                    .ctx = e},
         .n_vocab = hp->n_vocab,
         .no_token = e->no_token,
         .n_no_token = e->n_no_token,
@@ -192,7 +195,7 @@ static void open_loop(hd_engine *e, const hd_engine_config *c, enum hd_format kv
         .has_metrics = true,
     };
     hd_engine_sched_config(c, z, &lc.sched);
-    lc.sched.model_key = model_key(e, hp, kv_format);
+    lc.sched.model_key = model_key(e, hp, kv_type);
     if (getrandom(&lc.seed, sizeof lc.seed, 0) != (ssize_t)sizeof lc.seed)
         lc.seed = (uint64_t)hd_now_ns();
     e->loop = hd_loop_new(&lc);
@@ -227,22 +230,15 @@ static void log_facts(const hd_engine *e) {
                (int64_t)i->max_model_len, "context_train", "d", (int64_t)i->n_ctx_train, NULL);
 }
 
-/* The memory that the sizes are about. A pool of a given number of tokens, or one window, has its
- * place before weights do. */
-static hd_status find_place(hd_engine *e, const hd_engine_config *c, const hd_hparams *hp,
-                            enum hd_format kv_format) {
-    uint64_t tok_bytes = hd_hparams_kv_bytes(hp, kv_format);
-    uint64_t n_tok =
-        (uint64_t)(c->max_tokens_in_paged_kv_cache > 0 ? c->max_tokens_in_paged_kv_cache
-                                                       : c->max_model_len);
-    return hd_place_find(&(hd_place_ask){.checkpoint = e->checkpoint,
-                                         .dev = &e->dev,
-                                         .device_gib = c->gpu_memory_gib,
-                                         .kv_bytes = n_tok * tok_bytes,
-                                         .plan = c->offload_plan,
-                                         .isa = c->isa,
-                                         .n_thread = c->n_thread},
-                         &e->place);
+/* Of the device's memory. Weights that a device repacks are copied; what it reads from the mapping
+ * is page cache, which can be taken back. */
+static uint64_t free_after_loading(const hd_engine *e) {
+    uint64_t weights = 0;
+    uint64_t now =
+        hd_dev_has_memory(&e->dev) ? e->dev.ops->free_bytes(e->dev.ctx) : hd_memory_free_bytes("");
+    for (size_t i = 0; i < hd_checkpoint_count(e->checkpoint); i++)
+        weights += hd_checkpoint_at(e->checkpoint, i)->n_byte;
+    return now > weights ? now - weights : 0;
 }
 
 static hd_status open_parts(hd_engine *e, const hd_engine_config *c) {
@@ -255,17 +251,16 @@ static hd_status open_parts(hd_engine *e, const hd_engine_config *c) {
     HD_TRY(open_text(e, c, hp.n_vocab));
     list_no_token(e, hp.n_vocab);
     HD_TRY(open_device(e, c));
-    enum hd_format kv_format;
-    HD_TRY(hd_engine_kv_format(c->kv_cache_dtype, &kv_format));
+    enum hd_kv_type kv_type;
+    HD_TRY(hd_engine_kv_type(c->kv_cache_dtype, &kv_type));
     hd_engine_sizes z;
-    HD_TRY(find_place(e, c, &hp, kv_format));
-    HD_TRY(hd_engine_size(c, &hp, kv_format, e->place.free_bytes, &z));
+    HD_TRY(hd_engine_size(c, &hp, kv_type, free_after_loading(e), &z));
     char hash[33];
     hd_checkpoint_hash(e->checkpoint, hash, hash_progress, (void *)(uintptr_t)c);
     e->info.model_hash = keep(e, hash);
     if (c->expect_hash) HD_TRY(hd_checkpoint_expect_hash(e->checkpoint, c->expect_hash, hash));
-    HD_TRY(open_model(e, c, kv_format, &z));
-    open_loop(e, c, kv_format, &z);
+    HD_TRY(open_model(e, c, kv_type, &z));
+    open_loop(e, c, kv_type, &z);
     return start_thread(e);
 }
 
@@ -294,7 +289,6 @@ void hd_engine_close(hd_engine *e) {
     }
     hd_loop_free(e->loop);
     hd_model_close(e->model);
-    hd_place_close(&e->place);
     hd_dev_close(&e->dev);
     hd_tokenizer_free(e->tokenizer);
     hd_free(e->no_token);
@@ -304,14 +298,6 @@ void hd_engine_close(hd_engine *e) {
 }
 
 const hd_engine_info *hd_engine_get_info(const hd_engine *e) { return &e->info; }
-
-void hd_engine_sampling_init(const hd_engine *e, hd_sampling *s) {
-    const hd_suggestion *own = &e->suggestion;
-    hd_sampling_init(s);
-    if (own->temperature >= 0) s->temperature = (float)own->temperature;
-    if (own->top_p > 0) s->top_p = (float)own->top_p;
-    if (own->top_k > 0) s->top_k = own->top_k;
-}
 
 void hd_engine_get_stats(const hd_engine *e, hd_engine_stats *out) {
     hd_loop_get_stats(e->loop, out);

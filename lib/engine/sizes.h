@@ -16,7 +16,7 @@ typedef struct hd_engine_sizes {
 /* free_bytes: host memory that is free once the weights are there. HD_E_INVALID names the field of
  * the configuration; HD_E_CONTEXT: the window asked for does not fit, with the reason. */
 HD_MUST_CHECK hd_status hd_engine_size(const hd_engine_config *c, const hd_hparams *hp,
-                                       enum hd_format kv_format, uint64_t free_bytes,
+                                       enum hd_kv_type kv_type, uint64_t free_bytes,
                                        hd_engine_sizes *out);
 
 /* The scheduler's part of the configuration, but for its model_key: for an engine, and for who
@@ -24,9 +24,9 @@ HD_MUST_CHECK hd_status hd_engine_size(const hd_engine_config *c, const hd_hpara
 void hd_engine_sched_config(const hd_engine_config *c, const hd_engine_sizes *z,
                             hd_sched_config *out);
 
-/* The number type that hd_engine_config.kv_cache_dtype means; NULL and "auto": F32. HD_E_INVALID:
+/* The cache type that hd_engine_config.kv_cache_dtype means; NULL and "auto": F32. HD_E_INVALID:
  * another word than those. Whether the backend has it is hd_model_open's to say. */
-HD_MUST_CHECK hd_status hd_engine_kv_format(const char *name, enum hd_format *out);
+HD_MUST_CHECK hd_status hd_engine_kv_type(const char *name, enum hd_kv_type *out);
 
 /* Prompt tokens to compute from which expanding K and V from the latent costs less than attending
  * over the latent itself. Per cached token, layer and head, expanding takes n_c*(n_nope+n_v)

@@ -32,7 +32,7 @@ typedef struct hd_slot {
 /* One kind of cache row that every layer keeps for each token (V3: one; GQA: keys and values). */
 typedef struct hd_kv_kind {
     const char *name;
-    int row_elems;
+    hd_kv_layout layout;
 } hd_kv_kind;
 enum { HD_KV_KIND_MAX = 4 };
 
@@ -41,7 +41,7 @@ typedef struct hd_arch {
     const hd_slot *global_slot, *layer_slot;
     size_t n_global_slot, n_layer_slot;
     size_t global_bytes, layer_bytes; /* structs that hold the pointers */
-    int (*kv_kinds)(const hd_hparams *hp, hd_kv_kind out[HD_KV_KIND_MAX]);
+    int (*kv_kinds)(const hd_hparams *hp, enum hd_kv_type t, hd_kv_kind out[HD_KV_KIND_MAX]);
     /* Fills in the device limits and takes the workspace of the largest batch. */
     hd_status (*plan)(hd_model *m);
     /* b: as hd_dev_upload returned it. Returns the device's logits. */
@@ -59,12 +59,11 @@ typedef struct hd_arch {
         .suffix = name_, .kind = HD_SLOT_MATRIX, .op = HD_OP_##op_,                                \
         .offset = offsetof(struct struct_, field), __VA_ARGS__                                     \
     }
-/* One block op on the device of the model m: by its arguments, or a pointer to them. */
-#define HD_RUN(op_, ...) HD_RUN_ARGS(op_, &((struct hd_op_##op_){__VA_ARGS__}))
-#define HD_RUN_ARGS(op_, args_)                                                                    \
+/* One block op on the device of the model m. */
+#define HD_RUN(op_, ...)                                                                           \
     do {                                                                                           \
         int64_t hd_from_ns_ = m->spans ? hd_now_ns() : 0;                                          \
-        m->dev.ops->op_(m->dev.ctx, args_);                                                        \
+        m->dev.ops->op_(m->dev.ctx, &(struct hd_op_##op_){__VA_ARGS__});                           \
         if (m->spans) hd_model_note(m, HD_OP_##op_, hd_from_ns_);                                  \
     } while (0)
 
@@ -78,8 +77,7 @@ const hd_arch *hd_arch_find(const char *name);
 struct hd_bound {
     hd_weight weight;
     const hd_slot *slot;
-    int layer;    /* -1: global */
-    bool on_host; /* read by the host's device (model/offload.h) */
+    int layer; /* -1: global */
     struct hd_bound *next;
 };
 /* Memory to give back at close: host (matrices that had to be copied) or device. */
@@ -120,8 +118,7 @@ struct hd_model {
     } step[HD_DEV_STEPS];
     uint64_t n_enqueued, n_fetched;
     uint64_t weight_bytes, kv_bytes, workspace_bytes;
-    struct hd_offload *offload; /* model/offload.h; NULL: every weight is the device's */
-    hd_spans *spans;            /* of the calls of ops; NULL: not profiled */
+    hd_spans *spans; /* of the calls of ops; NULL: not profiled */
 };
 
 /* Binds every slot (weights.c). HD_E_UNSUPPORTED names op, tensor, format and device. */
@@ -138,7 +135,7 @@ void hd_model_hold(hd_model *m, void *p, bool is_device);
 HD_MUST_CHECK hd_status hd_model_work(hd_model *m, size_t n_elem, size_t elem_bytes, void **out);
 /* The largest shapes of the model's ops. */
 hd_dev_limits hd_model_limits(const hd_model *m);
-/* Cache rows of one kind and layer: [n_page * page_tok, row_elems]. */
+/* Cache rows of one kind and layer: [n_page * page_tok] of the kind's layout. */
 void *hd_model_kv(const hd_model *m, int kind, int layer);
 
 /* ---- rotary positions (rope.c) ---- */

@@ -61,8 +61,8 @@ static const hd_slot layer_slot[] = {
 };
 /* clang-format on */
 
-static int kv_kinds(const hd_hparams *hp, hd_kv_kind out[HD_KV_KIND_MAX]) {
-    out[0] = (hd_kv_kind){.name = "mla_latent", .row_elems = hp->n_c + hp->n_rope};
+static int kv_kinds(const hd_hparams *hp, enum hd_kv_type t, hd_kv_kind out[HD_KV_KIND_MAX]) {
+    out[0] = (hd_kv_kind){.name = "mla_latent", .layout = hd_hparams_kv_layout(hp, t)};
     return 1;
 }
 
@@ -89,9 +89,9 @@ static void attention(hd_model *m, const hd_batch *b, int layer) {
            .lora_eps = hp->lora_eps, .q = l->q, .q_a = l->q_a, .q_a_norm = l->q_a_norm,
            .q_b = l->q_b, .kv_a = l->kv_a, .kv_a_norm = l->kv_a_norm, .rope_cs = m->rope,
            .d_model = hp->d_model, .n_head = hp->n_head, .n_nope = hp->n_nope, .n_rope = hp->n_rope,
-           .n_c = hp->n_c, .kv_format = m->opt.kv_format, .cache = hd_model_kv(m, 0, layer),
+           .n_c = hp->n_c, .kv = m->kv[0].kind.layout, .cache = hd_model_kv(m, 0, layer),
            .q_out = w->q);
-    HD_RUN(mla_attn, .batch = b, .q = w->q, .kv_format = m->opt.kv_format,
+    HD_RUN(mla_attn, .batch = b, .q = w->q, .kv = m->kv[0].kind.layout,
            .cache = hd_model_kv(m, 0, layer), .k_b = l->k_b, .v_b = l->v_b, .n_head = hp->n_head,
            .n_nope = hp->n_nope, .n_rope = hp->n_rope, .n_c = hp->n_c, .n_v = hp->n_v,
            .scale = hd_rope_softmax_scale(hp), .out = w->attn);

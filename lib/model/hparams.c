@@ -299,8 +299,12 @@ hd_status hd_hparams_read(const hd_checkpoint *c, hd_hparams *out) {
     return finish(hd_hparams_from_gguf(c, path, out), path, out);
 }
 
-size_t hd_hparams_kv_bytes(const hd_hparams *hp, enum hd_format kv_format) {
-    size_t n = (size_t)hp->n_c + (size_t)hp->n_rope;
-    if (!hd_hparams_is_mla(hp)) n = 2 * (size_t)hp->n_head_kv * (size_t)hp->n_rope;
-    return (size_t)hp->n_layer * hd_format_bytes(kv_format, n);
+hd_kv_layout hd_hparams_kv_layout(const hd_hparams *hp, enum hd_kv_type t) {
+    return hd_hparams_is_mla(hp) ? hd_kv_latent(t, hp->n_c, hp->n_rope)
+                                 : hd_kv_heads(t, hp->n_head_kv, hp->n_rope);
+}
+
+size_t hd_hparams_kv_bytes(const hd_hparams *hp, enum hd_kv_type t) {
+    hd_kv_layout l = hd_hparams_kv_layout(hp, t);
+    return hd_kv_bytes(&l, (size_t)hp->n_layer * (hd_hparams_is_mla(hp) ? 1 : 2));
 }

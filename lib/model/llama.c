@@ -56,10 +56,10 @@ static const hd_slot layer_slot[] = {
 
 enum { KEYS, VALUES };
 
-static int kv_kinds(const hd_hparams *hp, hd_kv_kind out[HD_KV_KIND_MAX]) {
-    int n = hp->n_head_kv * hp->n_rope;
-    out[KEYS] = (hd_kv_kind){.name = "key", .row_elems = n};
-    out[VALUES] = (hd_kv_kind){.name = "value", .row_elems = n};
+static int kv_kinds(const hd_hparams *hp, enum hd_kv_type t, hd_kv_kind out[HD_KV_KIND_MAX]) {
+    hd_kv_layout layout = hd_hparams_kv_layout(hp, t);
+    out[KEYS] = (hd_kv_kind){.name = "key", .layout = layout};
+    out[VALUES] = (hd_kv_kind){.name = "value", .layout = layout};
     return 2;
 }
 
@@ -85,9 +85,9 @@ static void attention(hd_model *m, const hd_batch *b, int layer) {
            .k = l->k, .v = l->v, .q_bias = l->q_bias, .k_bias = l->k_bias, .v_bias = l->v_bias,
            .rope_cs = m->rope, .is_half_split = hp->is_half_split, .d_model = hp->d_model,
            .n_head = hp->n_head, .n_head_kv = hp->n_head_kv, .d_head = hp->n_rope,
-           .kv_format = m->opt.kv_format, .keys = hd_model_kv(m, KEYS, layer),
+           .kv = m->kv[KEYS].kind.layout, .keys = hd_model_kv(m, KEYS, layer),
            .values = hd_model_kv(m, VALUES, layer), .q_out = w->q);
-    HD_RUN(gqa_attn, .batch = b, .q = w->q, .kv_format = m->opt.kv_format,
+    HD_RUN(gqa_attn, .batch = b, .q = w->q, .kv = m->kv[KEYS].kind.layout,
            .keys = hd_model_kv(m, KEYS, layer), .values = hd_model_kv(m, VALUES, layer),
            .n_head = hp->n_head, .n_head_kv = hp->n_head_kv, .d_head = hp->n_rope,
            .scale = hd_rope_softmax_scale(hp), .out = w->attn);

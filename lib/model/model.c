@@ -1,5 +1,5 @@
 /* Opening and closing a model, its KV memory, and the checks in front of a forward pass. */
-#include "model/offload.h"
+#include "model/arch.h"
 
 #include "base/log.h"
 
@@ -29,12 +29,11 @@ static hd_status check_options(const hd_hparams *hp, const hd_model_options *o) 
     return HD_OK;
 }
 
-static hd_status check_kv_format(const hd_model *m) {
-    enum hd_format f = m->opt.kv_format;
-    bool is_float = f == HD_F32 || f == HD_F16 || f == HD_BF16;
-    if (is_float && m->dev.ops->supports(m->dev.ctx, m->arch->attn, f)) return HD_OK;
-    return HD_FAIL(UNSUPPORTED, "op %s: KV cache: format %s is not supported by backend %s",
-                   hd_op_name(m->arch->attn), hd_format_get(f)->name, m->dev.ops->name);
+static hd_status check_kv_type(const hd_model *m) {
+    enum hd_kv_type t = m->opt.kv_type;
+    if (m->dev.ops->supports_kv(m->dev.ctx, t)) return HD_OK;
+    return HD_FAIL(UNSUPPORTED, "op %s: KV cache: type %s is not supported by backend %s",
+                   hd_op_name(m->arch->attn), hd_kv_type_name(t), m->dev.ops->name);
 }
 
 void hd_model_hold(hd_model *m, void *p, bool is_device) {
@@ -88,12 +87,11 @@ hd_dev_limits hd_model_limits(const hd_model *m) {
 
 static hd_status open_kv(hd_model *m) {
     hd_kv_kind kind[HD_KV_KIND_MAX];
-    m->n_kv_kind = m->arch->kv_kinds(&m->hp, kind);
+    m->n_kv_kind = m->arch->kv_kinds(&m->hp, m->opt.kv_type, kind);
     size_t n_page = (size_t)m->opt.n_page + (hd_dev_has_memory(&m->dev) ? HD_DEV_SPARE : 0);
     size_t n_row = n_page * (size_t)m->opt.page_tok;
     for (int i = 0; i < m->n_kv_kind; i++) {
-        size_t row_bytes = hd_format_bytes(m->opt.kv_format, (size_t)kind[i].row_elems);
-        size_t layer_bytes = hd_align_up(n_row * row_bytes, 64);
+        size_t layer_bytes = hd_align_up(hd_kv_bytes(&kind[i].layout, n_row), 64);
         void *base;
         hd_status s = device_memory(m, (size_t)m->hp.n_layer, layer_bytes, &base);
         if (s != HD_OK)
@@ -182,13 +180,11 @@ hd_status hd_model_open(const hd_checkpoint *c, const hd_dev *dev, const hd_mode
         goto out;
     }
     HD_TRY_OUT(check_options(&m->hp, o));
-    HD_TRY_OUT(check_kv_format(m));
+    HD_TRY_OUT(check_kv_type(m));
     HD_TRY_OUT(hd_canon_new(c, &m->hp, &m->canon));
     warn_surplus(m, c);
-    HD_TRY_OUT(hd_offload_choose(m));
     HD_TRY_OUT(hd_weights_bind(m, on_progress, user));
     HD_TRY_OUT(m->arch->plan(m));
-    HD_TRY_OUT(hd_offload_plan(m));
     HD_TRY_OUT(open_rope(m));
     HD_TRY_OUT(open_kv(m));
     HD_TRY_OUT(open_logits(m));
@@ -217,11 +213,8 @@ void hd_model_close(hd_model *m) {
 const hd_hparams *hd_model_hparams(const hd_model *m) { return &m->hp; }
 uint64_t hd_model_weight_bytes(const hd_model *m) { return m->weight_bytes; }
 uint64_t hd_model_kv_bytes(const hd_model *m) { return m->kv_bytes; }
+uint64_t hd_model_kv_lost(const hd_model *m) { return m->dev.ops->kv_lost(m->dev.ctx); }
 uint64_t hd_model_workspace_bytes(const hd_model *m) { return m->workspace_bytes; }
-
-hd_offload_facts hd_model_offload(const hd_model *m) {
-    return m->offload ? m->offload->facts : (hd_offload_facts){0};
-}
 
 /* What memory safety needs of a batch; a violation is a bug of the caller. */
 static void check_batch(const hd_model *m, const hd_batch *b) {
@@ -237,18 +230,11 @@ static void check_batch(const hd_model *m, const hd_batch *b) {
     hd_batch_check(b);
 }
 
-/* Uploads b and runs its ops; *logits are the device's. */
-static hd_status run_forward(hd_model *m, const hd_batch *b, const hd_batch **on_device,
-                             const float **logits) {
-    check_batch(m, b);
-    HD_TRY(hd_dev_upload(&m->dev, b, on_device));
-    *logits = m->arch->forward(m, *on_device);
-    return hd_offload_status(m);
-}
-
 hd_status hd_model_forward(hd_model *m, const hd_batch *b, const float **logits) {
     const hd_batch *on_device;
-    HD_TRY(run_forward(m, b, &on_device, logits));
+    check_batch(m, b);
+    HD_TRY(hd_dev_upload(&m->dev, b, &on_device));
+    *logits = m->arch->forward(m, on_device);
     if (b->n_out == 0 || !m->host_logits) return HD_OK;
     size_t n = (size_t)b->n_out * (size_t)m->hp.n_vocab;
     HD_TRY(hd_dev_get(&m->dev, m->host_logits, *logits, n * sizeof **logits));
@@ -276,7 +262,9 @@ hd_status hd_model_enqueue(hd_model *m, const hd_batch *b) {
     int ix = (int)(m->n_enqueued % HD_DEV_STEPS);
     struct hd_model_step *step = &m->step[ix];
     HD_ASSERT(m->n_enqueued - m->n_fetched < (hd_dev_has_memory(&m->dev) ? HD_DEV_STEPS : 1));
-    HD_TRY(run_forward(m, b, &on_device, &step->logits));
+    check_batch(m, b);
+    HD_TRY(hd_dev_upload(&m->dev, b, &on_device));
+    step->logits = m->arch->forward(m, on_device);
     step->n_out = b->n_out;
     step->batch = NULL;
     for (int i = 0; i < b->n_out; i++)

@@ -53,26 +53,18 @@ HD_MUST_CHECK hd_status hd_hparams_read(const hd_checkpoint *c, hd_hparams *out)
 static inline bool hd_hparams_is_mla(const hd_hparams *hp) { return hp->n_c > 0; }
 
 /* KV bytes one token takes over all layers. */
-size_t hd_hparams_kv_bytes(const hd_hparams *hp, enum hd_format kv_format);
+size_t hd_hparams_kv_bytes(const hd_hparams *hp, enum hd_kv_type t);
+/* Of every kind of row that a layer keeps of a token: MLA one, GQA keys and values. */
+hd_kv_layout hd_hparams_kv_layout(const hd_hparams *hp, enum hd_kv_type t);
 
 typedef struct hd_model_options {
     int n_row_max, n_seq_max, n_out_max; /* largest batch */
     int n_pos_max;                       /* longest sequence (effective context) */
     int n_page, page_tok;                /* KV pool */
-    enum hd_format kv_format;            /* F32, F16 or BF16 */
-    const int32_t *no_token;             /* [n_no_token] ids that are never sampled; copied */
+    enum hd_kv_type kv_type;
+    const int32_t *no_token; /* [n_no_token] ids that are never sampled; copied */
     int n_no_token;
-    const hd_dev *host; /* runs feed-forwards that the device has no room for; NULL: none does */
-    uint64_t device_weight_bytes; /* the device's room for weights; 0: no bound */
-    const char *offload_plan; /* file of layers in the order in which they leave; NULL: by size */
 } hd_model_options;
-
-/* Feed-forwards that stay on the host. */
-typedef struct hd_offload_facts {
-    int n_layer;
-    uint64_t n_byte;      /* their weights */
-    uint64_t token_bytes; /* of those, what one token reads */
-} hd_offload_facts;
 
 typedef struct hd_model hd_model;
 
@@ -88,9 +80,8 @@ const hd_hparams *hd_model_hparams(const hd_model *m);
 uint64_t hd_model_weight_bytes(const hd_model *m);
 uint64_t hd_model_kv_bytes(const hd_model *m);        /* the whole pool */
 uint64_t hd_model_workspace_bytes(const hd_model *m); /* activations and logits */
-
-/* Zeros: all weights are the device's. */
-hd_offload_facts hd_model_offload(const hd_model *m);
+/* Values put into the cache so far that its type could not hold: not finite there. */
+uint64_t hd_model_kv_lost(const hd_model *m);
 
 /* Computes the batch: writes KV of every row and logits of every out_row: [b->n_out, n_vocab]
  * float32 in host memory, valid until the next forward. Allocates nothing. HD_E_DEVICE: the device

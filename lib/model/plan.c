@@ -1,12 +1,12 @@
 /* The operator plan as text: which weights each op reads, in which layers and formats, by which
  * kernel, and the memory that goes with them. */
-#include "model/offload.h"
+#include "model/arch.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 
 static bool is_alike(const struct hd_bound *a, const struct hd_bound *b) {
-    return a->slot == b->slot && a->on_host == b->on_host && a->weight.format == b->weight.format &&
+    return a->slot == b->slot && a->weight.format == b->weight.format &&
            a->weight.n_in == b->weight.n_in && a->weight.n_out == b->weight.n_out &&
            a->weight.n_mat == b->weight.n_mat;
 }
@@ -38,13 +38,11 @@ static void print_line(const hd_model *m, const struct hd_bound *b, hd_buf *out)
                  b->weight.n_in);
     else
         snprintf(shape, sizeof shape, "[%d, %d]", b->weight.n_out, b->weight.n_in);
-    const hd_dev *dev = b->on_host ? &m->offload->host : &m->dev;
-    const char *kernel = dev->ops->kernel
-                             ? dev->ops->kernel(dev->ctx, b->slot->op, b->weight.format)
-                             : dev->ops->name;
-    hd_buf_addf(out, "%-9s %-7s %-22s %-5s %-20s %s%s\n", hd_op_name(b->slot->op), layers,
-                b->slot->suffix, hd_format_get(b->weight.format)->name, shape, kernel,
-                b->on_host ? " (on the host)" : "");
+    const char *kernel = m->dev.ops->kernel
+                             ? m->dev.ops->kernel(m->dev.ctx, b->slot->op, b->weight.format)
+                             : m->dev.ops->name;
+    hd_buf_addf(out, "%-9s %-7s %-22s %-5s %-20s %s\n", hd_op_name(b->slot->op), layers,
+                b->slot->suffix, hd_format_get(b->weight.format)->name, shape, kernel);
 }
 
 void hd_model_plan_text(const hd_model *m, hd_buf *b) {
@@ -54,9 +52,9 @@ void hd_model_plan_text(const hd_model *m, hd_buf *b) {
         for (const struct hd_bound *w = m->bound; w; w = w->next)
             if ((int)w->slot->op == op && !is_continuation(m, w)) print_line(m, w, b);
     for (int i = 0; i < m->n_kv_kind; i++)
-        hd_buf_addf(b, "kv        0-%-5d %-22s %-5s %d values a token and layer\n",
-                    m->hp.n_layer - 1, m->kv[i].kind.name, hd_format_get(m->opt.kv_format)->name,
-                    m->kv[i].kind.row_elems);
+        hd_buf_addf(b, "kv        0-%-5d %-22s %-5s %d values, %d bytes a token and layer\n",
+                    m->hp.n_layer - 1, m->kv[i].kind.name, hd_kv_type_name(m->opt.kv_type),
+                    m->kv[i].kind.layout.n, m->kv[i].kind.layout.row_bytes);
     hd_buf_addf(b,
                 "memory    weights %" PRIu64 " B, KV %" PRIu64 " B (%d pages of %d tokens), "
                 "workspace %" PRIu64 " B\n",

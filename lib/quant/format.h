@@ -46,5 +46,6 @@ uint16_t hd_f32_to_f16(float f); /* round to nearest even */
 float hd_bf16_to_f32(uint16_t h);
 uint16_t hd_f32_to_bf16(float f); /* round to nearest even; NaN stays NaN */
 float hd_e4m3_to_f32(uint8_t b);  /* 0x7F and 0xFF are NaN */
+uint8_t hd_f32_to_e4m3(float f);  /* nearest, ties to even; beyond 448 the largest; NaN stays NaN */
 
 #endif

@@ -50,8 +50,7 @@ float hd_e4m3_to_f32(uint8_t b) {
     return f;
 }
 
-/* Nearest, ties to the even code; beyond 448 the largest. NaN stays NaN. */
-static uint8_t e4m3_of(float x) {
+uint8_t hd_f32_to_e4m3(float x) {
     uint8_t sign = signbit(x) ? 0x80 : 0;
     x = fabsf(x);
     if (!(x == x)) return (uint8_t)(sign | 0x7F);
@@ -77,7 +76,7 @@ void hd_decode_F8_E4M3(const void *src, float *dst, size_t n) {
 void hd_encode_F8_E4M3(const float *src, const float *weight, void *dst, size_t n) {
     (void)weight;
     uint8_t *p = dst;
-    for (size_t i = 0; i < n; i++) p[i] = e4m3_of(src[i]);
+    for (size_t i = 0; i < n; i++) p[i] = hd_f32_to_e4m3(src[i]);
 }
 
 void hd_decode_F8_E8M0(const void *src, float *dst, size_t n) {
@@ -117,6 +116,6 @@ void hd_encode_F8_B128(const float *src, const float *weight, void *dst, size_t 
         float scale = amax / 448;
         memcpy(p, &scale, sizeof scale);
         for (int i = 0; i < block_elems; i++)
-            p[4 + i] = scale > 0 ? e4m3_of(src[i] / scale) : e4m3_of(0);
+            p[4 + i] = scale > 0 ? hd_f32_to_e4m3(src[i] / scale) : hd_f32_to_e4m3(0);
     }
 }

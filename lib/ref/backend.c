@@ -18,7 +18,7 @@ static void free_scratch(struct hd_ref *r) {
                    r->q_lora,     r->kv,     r->score, r->pick,       r->pick_weight, r->latent,
                    r->k,          r->v,      r->k_b_t, r->q_absorbed, r->u,           r->acc};
     for (size_t i = 0; i < HD_COUNT_OF(all); i++) hd_free(all[i]);
-    *r = (struct hd_ref){.observer = r->observer};
+    *r = (struct hd_ref){.observer = r->observer, .kv_lost = r->kv_lost};
 }
 
 static void close_ref(void *ctx) {
@@ -36,6 +36,13 @@ static bool supports(void *ctx, enum hd_op op, enum hd_format f) {
     (void)ctx;
     return op < HD_OP_COUNT && f < HD_FORMAT_COUNT; /* weights are decoded row by row */
 }
+
+static bool supports_kv(void *ctx, enum hd_kv_type t) {
+    (void)ctx;
+    return t < HD_KV_TYPE_COUNT;
+}
+
+static uint64_t kv_lost(void *ctx) { return ((const struct hd_ref *)ctx)->kv_lost; }
 
 static hd_status alloc_ref(void *ctx, size_t n_byte, void **out) {
     (void)ctx;
@@ -115,6 +122,8 @@ const hd_dev_ops hd_dev_ref = {
     .close = close_ref,
     .describe = describe,
     .supports = supports,
+    .supports_kv = supports_kv,
+    .kv_lost = kv_lost,
     .alloc = alloc_ref,
     .free = release_ref,
     .reserve = reserve,

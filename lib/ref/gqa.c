@@ -24,13 +24,12 @@ static void rotate(const struct hd_op_gqa_qkv *a, float *x, int n_head) {
     }
 }
 
-static void write_cache(const struct hd_op_gqa_qkv *a, const float *x, void *cache) {
+static void write_cache(struct hd_ref *r, const struct hd_op_gqa_qkv *a, void *cache) {
     size_t width = (size_t)a->n_head_kv * (size_t)a->d_head;
-    size_t row_bytes = hd_format_bytes(a->kv_format, width);
-    for (int row = 0; row < a->batch->n_row; row++)
-        hd_format_get(a->kv_format)
-            ->encode(x + (size_t)row * width,
-                     (char *)cache + (size_t)a->batch->kv_row[row] * row_bytes, width);
+    for (int row = 0; row < a->batch->n_row; row++) {
+        char *to = (char *)cache + hd_kv_bytes(&a->kv, (size_t)a->batch->kv_row[row]);
+        r->kv_lost += (uint64_t)hd_kv_encode(&a->kv, r->kv + (size_t)row * width, to);
+    }
 }
 
 void hd_ref_op_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *a) {
@@ -45,10 +44,10 @@ void hd_ref_op_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *a) {
     hd_ref_matmul(r, a->k, 0, n_row, r->normed, r->kv);
     add_bias(r->kv, a->k_bias, n_row, a->k->n_out);
     rotate(a, r->kv, a->n_head_kv);
-    write_cache(a, r->kv, a->keys);
+    write_cache(r, a, a->keys);
     hd_ref_matmul(r, a->v, 0, n_row, r->normed, r->kv);
     add_bias(r->kv, a->v_bias, n_row, a->v->n_out);
-    write_cache(a, r->kv, a->values);
+    write_cache(r, a, a->values);
 }
 
 /* Head h of positions 0..n_pos-1 of sequence s, decoded in order into out [n_pos, d_head]. */
@@ -57,13 +56,11 @@ static void read_head(const struct hd_op_gqa_attn *a, const void *cache, int s, 
     const hd_batch *b = a->batch;
     const int32_t *page = b->page + b->seq_page0[s];
     size_t d = (size_t)a->d_head;
-    size_t head_bytes = hd_format_bytes(a->kv_format, d);
     for (int t = 0; t < n_pos; t++) {
         size_t row = (size_t)page[t / b->page_tok] * (size_t)b->page_tok;
         row += (size_t)(t % b->page_tok);
-        const char *src =
-            (const char *)cache + (row * (size_t)a->n_head_kv + (size_t)h) * head_bytes;
-        hd_format_get(a->kv_format)->decode(src, out + (size_t)t * d, d);
+        hd_kv_decode(&a->kv, (const char *)cache + hd_kv_bytes(&a->kv, row), h * a->d_head,
+                     a->d_head, out + (size_t)t * d);
     }
 }
 

@@ -10,17 +10,16 @@
 #include <string.h>
 
 /* Normed latent and rotated key of every row, into the cache row that the batch names. */
-static void write_cache(const struct hd_op_mla_qkv *a, float *kv) {
+static void write_cache(struct hd_ref *r, const struct hd_op_mla_qkv *a) {
     const hd_batch *b = a->batch;
     int width = a->n_c + a->n_rope;
-    const hd_format_info *format = hd_format_get(a->kv_format);
-    size_t row_bytes = hd_format_bytes(a->kv_format, (size_t)width);
     for (int row = 0; row < b->n_row; row++) {
-        float *x = kv + (size_t)row * (size_t)width;
+        float *x = r->kv + (size_t)row * (size_t)width;
         const float *cs = a->rope_cs + (size_t)b->pos[row] * (size_t)a->n_rope;
         hd_ref_rms_norm(x, a->kv_a_norm, a->lora_eps, a->n_c, x);
         hd_ref_rope(x + a->n_c, cs, a->n_rope);
-        format->encode(x, (char *)a->cache + (size_t)b->kv_row[row] * row_bytes, (size_t)width);
+        char *to = (char *)a->cache + hd_kv_bytes(&a->kv, (size_t)b->kv_row[row]);
+        r->kv_lost += (uint64_t)hd_kv_encode(&a->kv, x, to);
     }
 }
 
@@ -53,7 +52,7 @@ void hd_ref_op_mla_qkv(void *ctx, const struct hd_op_mla_qkv *a) {
     }
     rotate_queries(a);
     hd_ref_matmul(r, a->kv_a, 0, n_row, r->normed, r->kv);
-    write_cache(a, r->kv);
+    write_cache(r, a);
 }
 
 /* Cache rows of positions 0..n_pos-1 of sequence s, decoded in order. */
@@ -61,13 +60,11 @@ static void read_cache(struct hd_ref *r, const struct hd_op_mla_attn *a, int s, 
     const hd_batch *b = a->batch;
     const int32_t *page = b->page + b->seq_page0[s];
     size_t width = (size_t)a->n_c + (size_t)a->n_rope;
-    size_t row_bytes = hd_format_bytes(a->kv_format, width);
     for (int t = 0; t < n_pos; t++) {
         size_t row = (size_t)page[t / b->page_tok] * (size_t)b->page_tok;
         row += (size_t)(t % b->page_tok);
-        hd_format_get(a->kv_format)
-            ->decode((const char *)a->cache + row * row_bytes, r->latent + (size_t)t * width,
-                     width);
+        hd_kv_decode(&a->kv, (const char *)a->cache + hd_kv_bytes(&a->kv, row), 0, (int)width,
+                     r->latent + (size_t)t * width);
     }
 }
 

@@ -14,6 +14,7 @@ enum { HD_REF_EXPERT_MAX = 1024 }; /* reserve() refuses more */
 /* Scratch of one device, sized by reserve(). R, D, H, E as in dev/op.h; T = longest sequence. */
 struct hd_ref {
     hd_dev_observer observer; /* inputs NULL: nobody */
+    uint64_t kv_lost;         /* values that a cache could not hold */
     float *weight_row;        /* [widest n_in] one decoded row of a weight */
     float *normed;            /* [R, D] */
     float *gate, *up;         /* [R, widest feed-forward] */

@@ -39,6 +39,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         HD_ASSERT(isfinite(h.yarn_mscale) && isfinite(h.yarn_mscale_all));
     }
     HD_ASSERT(h.bos >= -1 && h.bos < h.n_vocab && h.eos >= -1 && h.eos < h.n_vocab);
-    HD_ASSERT(hd_hparams_kv_bytes(&h, HD_F32) > 0);
+    HD_ASSERT(hd_hparams_kv_bytes(&h, HD_KV_F32) > 0);
     return 0;
 }

@@ -47,7 +47,8 @@ typedef struct attn_case {
     shape s;
     const test_seq *seq;
     int n_seq, page_tok;
-    enum hd_format kv_format, w_format;
+    enum hd_kv_type kv_type;
+    enum hd_format w_format;
     const char *what;
 } attn_case;
 
@@ -68,7 +69,9 @@ static void check_alone(const hd_dev *d, const struct hd_op_mla_attn *a, const h
 
 static void check_attn(const attn_case *c) {
     const shape *s = &c->s;
+    hd_kv_layout kv = hd_kv_latent(c->kv_type, s->n_c, s->n_rope);
     hd_batch b;
+    if (!test_has_kv(c->kv_type)) return;
     int n_page, n_pos = 0;
     test_batch(&b, c->seq, c->n_seq, c->page_tok, &n_page);
     for (int i = 0; i < c->n_seq; i++)
@@ -78,11 +81,11 @@ static void check_attn(const attn_case *c) {
     size_t n_out = (size_t)b.n_row * o_n;
     hd_weight *k_b = test_weight(c->w_format, s->n_nope, s->n_c, s->n_head);
     hd_weight *v_b = test_weight(c->w_format, s->n_c, s->n_v, s->n_head);
-    void *cache = test_cache(&b, n_page, c->kv_format, s->n_c + s->n_rope);
+    void *cache = test_cache(&b, n_page, &kv);
     float *q = test_floats((size_t)b.n_row * q_n, 2);
     float *expected = test_floats(n_out, 0), *first = test_floats(n_out, 0);
     float *found = test_floats(n_out, 0);
-    struct hd_op_mla_attn a = {.kv_format = c->kv_format,
+    struct hd_op_mla_attn a = {.kv = kv,
                                .cache = cache,
                                .k_b = k_b,
                                .v_b = v_b,
@@ -132,18 +135,19 @@ static void ragged_batches(void **state) {
         {.n_pos = 129, .n_row = 7, .n_expanded = 4},     {.n_pos = 17, .n_row = 17},
     };
     static const int page_toks[] = {1, 16, 64};
-    static const enum hd_format kv[] = {HD_F32, HD_F16, HD_BF16};
     for (size_t s = 0; s < HD_COUNT_OF(shapes); s++)
-        for (size_t p = 0; p < HD_COUNT_OF(page_toks); p++)
+        for (size_t i = 0; i < 5; i++) {
+            size_t p = i % 3;
             check_attn(&(attn_case){.s = shapes[s],
                                     .seq = seqs,
                                     .n_seq = 8,
                                     .page_tok = page_toks[p],
-                                    .kv_format = kv[(s + p) % 3],
+                                    .kv_type = (enum hd_kv_type)((s + i) % HD_KV_TYPE_COUNT),
                                     .w_format = p == 0   ? HD_BF16
                                                 : p == 1 ? HD_F16
                                                          : HD_F32,
                                     .what = "ragged batch"});
+        }
 }
 
 static void q8_heads(void **state) {
@@ -154,7 +158,7 @@ static void q8_heads(void **state) {
                             .seq = seqs,
                             .n_seq = 2,
                             .page_tok = 16,
-                            .kv_format = HD_BF16,
+                            .kv_type = HD_KV_BF16,
                             .w_format = HD_Q8_0,
                             .what = "Q8_0 k_b and v_b"});
 }
@@ -170,7 +174,7 @@ static void long_and_many(void **state) {
                    .seq = longest,
                    .n_seq = 1,
                    .page_tok = 16,
-                   .kv_format = HD_BF16,
+                   .kv_type = HD_KV_BF16,
                    .w_format = HD_BF16,
                    .what = "one long sequence"};
     check_attn(&c);
@@ -189,15 +193,16 @@ static void later_rows_are_not_seen(void **state) {
         test_seq seq = {.n_pos = N, .n_row = N, .n_expanded = form == 1 ? N : 0};
         hd_batch b;
         int n_page, width = s.n_c + s.n_rope;
+        hd_kv_layout kv = hd_kv_latent(HD_KV_F32, s.n_c, s.n_rope);
         test_batch(&b, &seq, 1, 16, &n_page);
         hd_dev_limits l = limits(&s, N, N);
         size_t o_n = (size_t)(s.n_head * s.n_v);
-        float *cache = test_cache(&b, n_page, HD_F32, width);
+        float *cache = test_cache(&b, n_page, &kv);
         float *q = test_floats((size_t)(N * s.n_head * (s.n_nope + s.n_rope)), 1);
         float *clean = test_floats(N * o_n, 0), *dirty = test_floats(N * o_n, 0);
         hd_weight *k_b = test_weight(HD_F32, s.n_nope, s.n_c, s.n_head);
         hd_weight *v_b = test_weight(HD_F32, s.n_c, s.n_v, s.n_head);
-        struct hd_op_mla_attn a = {.kv_format = HD_F32,
+        struct hd_op_mla_attn a = {.kv = kv,
                                    .cache = cache,
                                    .k_b = k_b,
                                    .v_b = v_b,
@@ -245,10 +250,9 @@ typedef struct qkv_out {
 } qkv_out;
 
 static void check_cache(const qkv_out *o, const struct hd_op_mla_qkv *a, double bound) {
-    enum hd_format f = a->kv_format;
     const hd_batch *b = a->batch;
     int width = a->n_c + a->n_rope;
-    size_t bytes = hd_format_bytes(f, (size_t)width);
+    size_t bytes = hd_kv_bytes(&a->kv, 1);
     float x[256], y[256];
     for (size_t row = 0; row < o->cache_bytes / bytes; row++) {
         bool is_written = false;
@@ -256,8 +260,8 @@ static void check_cache(const qkv_out *o, const struct hd_op_mla_qkv *a, double 
         const char *p = o->cache[1] + row * bytes, *e = o->cache[0] + row * bytes;
         if (!is_written) test_bits_equal(p, e, bytes, "cache row of no row of the batch");
         if (!is_written) continue;
-        hd_format_get(f)->decode(p, x, (size_t)width);
-        hd_format_get(f)->decode(e, y, (size_t)width);
+        hd_kv_decode(&a->kv, p, 0, width, x);
+        hd_kv_decode(&a->kv, e, 0, width, y);
         test_rows_close(x, y, 1, width, bound, "cache row");
     }
 }
@@ -275,7 +279,7 @@ static void compare_qkv(struct hd_op_mla_qkv *a, qkv_out *o, const hd_dev_limits
     test_close(&ref);
     double bound = a->kv_a->format == HD_Q8_0 ? 2e-4 : 5e-5;
     /* and one rounding to the cache's format */
-    double kv_bound = bound + (a->kv_format == HD_BF16 ? 8e-3 : a->kv_format == HD_F16 ? 1e-3 : 0);
+    double kv_bound = bound + test_kv_step(a->kv.type);
     test_level level[9];
     int n_level = test_levels(level);
     for (int i = 0; i < n_level; i++) {
@@ -292,11 +296,13 @@ static void compare_qkv(struct hd_op_mla_qkv *a, qkv_out *o, const hd_dev_limits
     }
 }
 
-static void check_qkv(const shape *s, enum hd_format wf, enum hd_format kvf, bool is_lora) {
+static void check_qkv(const shape *s, enum hd_format wf, enum hd_kv_type kvt, bool is_lora) {
     static const test_seq seqs[] = {
         {.n_pos = 40, .n_row = 40}, {.n_pos = 90, .n_row = 1}, {.n_pos = 35, .n_row = 5}};
     enum { N_SEQ = 3, N_POS = 90 };
+    hd_kv_layout kv = hd_kv_latent(kvt, s->n_c, s->n_rope);
     hd_batch b;
+    if (!test_has_kv(kvt)) return;
     int n_page, width = s->n_c + s->n_rope, q_n = s->n_head * (s->n_nope + s->n_rope);
     test_batch(&b, seqs, N_SEQ, 16, &n_page);
     hd_dev_limits l = limits(s, b.n_row, N_POS);
@@ -310,8 +316,8 @@ static void check_qkv(const shape *s, enum hd_format wf, enum hd_format kvf, boo
                      .cs = test_floats((size_t)(N_POS * s->n_rope), 1)};
     float *x = test_floats((size_t)b.n_row * D, 1);
     qkv_out o = {.n_q = (size_t)(b.n_row * q_n),
-                 .cache_bytes = hd_format_bytes(kvf, (size_t)(n_page * b.page_tok * width)),
-                 .before = test_cache(&b, n_page, kvf, width)};
+                 .cache_bytes = hd_kv_bytes(&kv, (size_t)(n_page * b.page_tok)),
+                 .before = test_cache(&b, n_page, &kv)};
     for (int i = 0; i < 3; i++) {
         o.cache[i] = malloc(o.cache_bytes);
         o.q[i] = test_floats(o.n_q, 0);
@@ -333,7 +339,7 @@ static void check_qkv(const shape *s, enum hd_format wf, enum hd_format kvf, boo
                               .n_nope = s->n_nope,
                               .n_rope = s->n_rope,
                               .n_c = s->n_c,
-                              .kv_format = kvf};
+                              .kv = kv};
     compare_qkv(&a, &o, &l);
     for (int i = 0; i < 3; i++) {
         free(o.cache[i]);
@@ -351,11 +357,10 @@ static void check_qkv(const shape *s, enum hd_format wf, enum hd_format kvf, boo
 static void qkv_writes_its_rows_only(void **state) {
     (void)state;
     static const enum hd_format wf[] = {HD_F32, HD_F16, HD_BF16, HD_Q8_0};
-    static const enum hd_format kvf[] = {HD_F32, HD_F16, HD_BF16};
     for (size_t s = 0; s < HD_COUNT_OF(shapes); s++)
         for (size_t f = 0; f < 4; f++) {
-            check_qkv(&shapes[s], wf[f], kvf[(s + f) % 3], true);
-            check_qkv(&shapes[s], wf[f], kvf[(s + f + 1) % 3], false);
+            check_qkv(&shapes[s], wf[f], (enum hd_kv_type)((s + f) % HD_KV_TYPE_COUNT), true);
+            check_qkv(&shapes[s], wf[f], (enum hd_kv_type)((s + f + 3) % HD_KV_TYPE_COUNT), false);
         }
 }
 

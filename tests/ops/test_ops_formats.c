@@ -316,10 +316,11 @@ static void latent_attention(enum hd_format f) {
     test_batch(&b, seqs, 2, 16, &n_page);
     hd_weight *k_b = test_weight(f, n_nope, n_c, H), *v_b = test_weight(f, n_c, N_V, H);
     float *q = test_floats((size_t)(b.n_row * H * (n_nope + N_ROPE)), 2);
-    void *cache = test_cache(&b, n_page, HD_F32, n_c + N_ROPE);
+    hd_kv_layout kv = hd_kv_latent(HD_KV_F32, n_c, N_ROPE);
+    void *cache = test_cache(&b, n_page, &kv);
     struct hd_op_mla_attn a = {.batch = &b,
                                .q = q,
-                               .kv_format = HD_F32,
+                               .kv = kv,
                                .cache = cache,
                                .k_b = k_b,
                                .v_b = v_b,
@@ -392,7 +393,7 @@ static void latent_projections(enum hd_format f) {
                                   .n_nope = n_nope,
                                   .n_rope = N_ROPE,
                                   .n_c = n_c,
-                                  .kv_format = HD_F32};
+                                  .kv = hd_kv_latent(HD_KV_F32, n_c, N_ROPE)};
         if (i == 0)
             a.q = w[0];
         else
@@ -456,7 +457,7 @@ static void grouped_projections(enum hd_format f) {
                               .n_head = 2 * H_KV,
                               .n_head_kv = H_KV,
                               .d_head = D_HEAD,
-                              .kv_format = HD_F32};
+                              .kv = hd_kv_heads(HD_KV_F32, H_KV, D_HEAD)};
     check_case(f, &(op_case){.run = run_gqa_qkv,
                              .args = &a,
                              .n_row = b.n_row,

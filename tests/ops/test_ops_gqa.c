@@ -53,10 +53,8 @@ static void cached(const struct hd_op_gqa_attn *a, const void *cache, int row, i
     const hd_batch *b = a->batch;
     const int32_t *page = b->page + b->seq_page0[b->row_seq[row]];
     size_t at = (size_t)page[t / b->page_tok] * (size_t)b->page_tok + (size_t)(t % b->page_tok);
-    size_t width = (size_t)(a->n_head_kv * a->d_head);
     float x[1024];
-    hd_format_get(a->kv_format)
-        ->decode((const char *)cache + at * hd_format_bytes(a->kv_format, width), x, width);
+    hd_kv_decode(&a->kv, (const char *)cache + hd_kv_bytes(&a->kv, at), 0, a->kv.n, x);
     for (int i = 0; i < a->d_head; i++) out[i] = (double)x[head * a->d_head + i];
 }
 
@@ -99,21 +97,23 @@ static void check_alone(const hd_dev *d, const struct hd_op_gqa_attn *a, const h
 }
 
 static void check_attn(const shape *s, const test_seq *seq, int n_seq, int page_tok,
-                       enum hd_format kv_format) {
+                       enum hd_kv_type kv_type) {
+    hd_kv_layout kv = hd_kv_heads(kv_type, s->n_head_kv, s->d_head);
     hd_batch b;
-    int n_page, n_pos = 0, width = s->n_head_kv * s->d_head;
+    int n_page, n_pos = 0;
+    if (!test_has_kv(kv_type)) return;
     test_batch(&b, seq, n_seq, page_tok, &n_page);
     for (int i = 0; i < n_seq; i++)
         if (seq[i].n_pos > n_pos) n_pos = seq[i].n_pos;
     hd_dev_limits l = limits(s, b.n_row, n_pos);
     size_t n_row = (size_t)(s->n_head * s->d_head), n = (size_t)b.n_row * n_row;
-    void *keys = test_cache(&b, n_page, kv_format, width);
-    void *values = test_cache(&b, n_page, kv_format, width);
+    void *keys = test_cache(&b, n_page, &kv);
+    void *values = test_cache(&b, n_page, &kv);
     float *q = test_floats(n, 2), *expected = test_floats(n, 0);
     float *first = test_floats(n, 0), *found = test_floats(n, 0);
     struct hd_op_gqa_attn a = {.batch = &b,
                                .q = q,
-                               .kv_format = kv_format,
+                               .kv = kv,
                                .keys = keys,
                                .values = values,
                                .n_head = s->n_head,
@@ -152,10 +152,10 @@ static void ragged_batches(void **state) {
                                     {.n_pos = 65, .n_row = 3},    {.n_pos = 63, .n_row = 2},
                                     {.n_pos = 129, .n_row = 7},   {.n_pos = 17, .n_row = 17}};
     static const int page_toks[] = {1, 16, 64};
-    static const enum hd_format kv[] = {HD_F32, HD_F16, HD_BF16};
     for (size_t s = 0; s < HD_COUNT_OF(shapes); s++)
         for (size_t p = 0; p < HD_COUNT_OF(page_toks); p++)
-            check_attn(&shapes[s], seqs, 8, page_toks[p], kv[(s + p) % 3]);
+            check_attn(&shapes[s], seqs, 8, page_toks[p],
+                       (enum hd_kv_type)((s + 2 * p) % HD_KV_TYPE_COUNT));
 }
 
 static void long_and_many(void **state) {
@@ -163,9 +163,9 @@ static void long_and_many(void **state) {
     static const test_seq longest[] = {{.n_pos = 300, .n_row = 300}};
     test_seq many[64];
     for (int i = 0; i < 64; i++) many[i] = (test_seq){.n_pos = 1 + i * 2, .n_row = 1};
-    check_attn(&shapes[0], longest, 1, 16, HD_BF16);
-    check_attn(&shapes[1], many, 64, 16, HD_F16);
-    check_attn(&(shape){.n_head = 600, .n_head_kv = 1, .d_head = 2}, longest, 1, 16, HD_F32);
+    check_attn(&shapes[0], longest, 1, 16, HD_KV_BF16);
+    check_attn(&shapes[1], many, 64, 16, HD_KV_F16);
+    check_attn(&(shape){.n_head = 600, .n_head_kv = 1, .d_head = 2}, longest, 1, 16, HD_KV_F32);
 }
 
 /* A NaN that a later row of the same chunk left in either cache does not reach earlier rows. */
@@ -176,14 +176,14 @@ static void later_rows_are_not_seen(void **state) {
     test_seq seq = {.n_pos = N, .n_row = N};
     hd_batch b;
     int n_page, width = s->n_head_kv * s->d_head;
+    hd_kv_layout kv = hd_kv_heads(HD_KV_F32, s->n_head_kv, s->d_head);
     test_batch(&b, &seq, 1, 16, &n_page);
     hd_dev_limits l = limits(s, N, N);
     size_t n = (size_t)(s->n_head * s->d_head);
-    float *cache[2] = {test_cache(&b, n_page, HD_F32, width),
-                       test_cache(&b, n_page, HD_F32, width)};
+    float *cache[2] = {test_cache(&b, n_page, &kv), test_cache(&b, n_page, &kv)};
     float *q = test_floats(N * n, 1), *clean = test_floats(N * n, 0),
           *dirty = test_floats(N * n, 0);
-    struct hd_op_gqa_attn a = {.kv_format = HD_F32,
+    struct hd_op_gqa_attn a = {.kv = kv,
                                .keys = cache[0],
                                .values = cache[1],
                                .n_head = s->n_head,
@@ -228,7 +228,7 @@ static void run_qkv(const hd_dev *d, struct hd_op_gqa_qkv *a, qkv_out *o, int at
 
 static void check_cache(char *const cache[3], const qkv_out *o, const struct hd_op_gqa_qkv *a,
                         double bound) {
-    size_t width = (size_t)(a->n_head_kv * a->d_head), bytes = hd_format_bytes(a->kv_format, width);
+    size_t bytes = hd_kv_bytes(&a->kv, 1);
     float x[256], y[256];
     for (size_t row = 0; row < o->cache_bytes / bytes; row++) {
         bool is_written = false;
@@ -238,9 +238,9 @@ static void check_cache(char *const cache[3], const qkv_out *o, const struct hd_
             test_bits_equal(p, o->before + row * bytes, bytes, "cache row of no row of the batch");
             continue;
         }
-        hd_format_get(a->kv_format)->decode(p, x, width);
-        hd_format_get(a->kv_format)->decode(e, y, width);
-        test_rows_close(x, y, 1, (int)width, bound, "cache row");
+        hd_kv_decode(&a->kv, p, 0, a->kv.n, x);
+        hd_kv_decode(&a->kv, e, 0, a->kv.n, y);
+        test_rows_close(x, y, 1, a->kv.n, bound, "cache row");
     }
 }
 
@@ -279,7 +279,7 @@ static void compare_qkv(struct hd_op_gqa_qkv *a, qkv_out *o, const hd_dev_limits
     for (int r = 0; r < a->batch->n_row; r += 9) check_row(a, o->q[0] + r * n_q, r);
     double bound = a->k->format == HD_Q8_0 ? 2e-4 : 5e-5;
     /* and one rounding to the cache's format */
-    double kv_bound = bound + (a->kv_format == HD_BF16 ? 8e-3 : a->kv_format == HD_F16 ? 1e-3 : 0);
+    double kv_bound = bound + test_kv_step(a->kv.type);
     test_level level[9];
     int n_level = test_levels(level);
     for (int i = 0; i < n_level; i++) {
@@ -299,11 +299,13 @@ static void compare_qkv(struct hd_op_gqa_qkv *a, qkv_out *o, const hd_dev_limits
     }
 }
 
-static void check_qkv(const shape *s, enum hd_format wf, enum hd_format kvf, bool is_qwen2) {
+static void check_qkv(const shape *s, enum hd_format wf, enum hd_kv_type kvt, bool is_qwen2) {
     static const test_seq seqs[] = {
         {.n_pos = 40, .n_row = 40}, {.n_pos = 90, .n_row = 1}, {.n_pos = 35, .n_row = 5}};
     enum { N_SEQ = 3, N_POS = 90 };
+    hd_kv_layout kv = hd_kv_heads(kvt, s->n_head_kv, s->d_head);
     hd_batch b;
+    if (!test_has_kv(kvt)) return;
     int n_page, n_kv = s->n_head_kv * s->d_head, n_q = s->n_head * s->d_head;
     test_batch(&b, seqs, N_SEQ, 16, &n_page);
     hd_dev_limits l = limits(s, b.n_row, N_POS);
@@ -314,8 +316,8 @@ static void check_qkv(const shape *s, enum hd_format wf, enum hd_format kvf, boo
     float *norm = test_floats(D, 1), *cs = test_floats((size_t)(N_POS * s->d_head), 1);
     float *x = test_floats((size_t)b.n_row * D, 1);
     qkv_out o = {.n_q = (size_t)(b.n_row * n_q),
-                 .cache_bytes = hd_format_bytes(kvf, (size_t)(n_page * b.page_tok * n_kv)),
-                 .before = test_cache(&b, n_page, kvf, n_kv)};
+                 .cache_bytes = hd_kv_bytes(&kv, (size_t)(n_page * b.page_tok)),
+                 .before = test_cache(&b, n_page, &kv)};
     for (int i = 0; i < 3; i++) {
         for (int c = 0; c < 2; c++) o.cache[c][i] = malloc(o.cache_bytes);
         o.q[i] = test_floats(o.n_q, 0);
@@ -336,7 +338,7 @@ static void check_qkv(const shape *s, enum hd_format wf, enum hd_format kvf, boo
                               .n_head = s->n_head,
                               .n_head_kv = s->n_head_kv,
                               .d_head = s->d_head,
-                              .kv_format = kvf};
+                              .kv = kv};
     compare_qkv(&a, &o, &l);
     for (int i = 0; i < 3; i++) {
         for (int c = 0; c < 2; c++) free(o.cache[c][i]);
@@ -354,11 +356,12 @@ static void check_qkv(const shape *s, enum hd_format wf, enum hd_format kvf, boo
 static void qkv_writes_its_rows_only(void **state) {
     (void)state;
     static const enum hd_format wf[] = {HD_F32, HD_F16, HD_BF16, HD_Q8_0};
-    static const enum hd_format kvf[] = {HD_F32, HD_F16, HD_BF16};
     for (size_t s = 0; s < HD_COUNT_OF(shapes); s++)
         for (size_t f = 0; f < 4; f++)
             for (int is_qwen2 = 0; is_qwen2 < 2; is_qwen2++)
-                check_qkv(&shapes[s], wf[f], kvf[(s + f + (size_t)is_qwen2) % 3], is_qwen2);
+                check_qkv(&shapes[s], wf[f],
+                          (enum hd_kv_type)((s + f + (size_t)is_qwen2) % HD_KV_TYPE_COUNT),
+                          is_qwen2);
 }
 
 int main(void) {

@@ -7,10 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const extra[] = {
-    "｜DSML｜",       "<｜System｜>",        "<｜latest_reminder｜>", "<｜action｜>",
-    "<｜query｜>",    "<｜authority｜>",     "<｜domain｜>",          "<｜title｜>",
-    "<｜read_url｜>", "<｜deepseek_image｜>"};
+static const char *const extra[] = {"｜DSML｜",     "<｜System｜>", "<｜latest_reminder｜>",
+                                    "<｜action｜>", "<｜query｜>",  "<｜authority｜>",
+                                    "<｜domain｜>", "<｜title｜>",  "<｜read_url｜>"};
 
 enum { control = 3, user = 4, unused = 5, token_max = 8192 };
 

@@ -18,11 +18,11 @@ static void add_weight(test_args *t, const hd_weight **field) {
 #define WEIGHT(field) add_weight(out, &args->field)
 
 /* Cache rows up to the last one that the batch can reach. */
-static size_t cache_bytes(const hd_batch *b, enum hd_format f, int width) {
+static size_t cache_bytes(const hd_batch *b, const hd_kv_layout *l) {
     int top = 0;
     for (int i = 0; i < b->n_page; i++) top = b->page[i] > top ? b->page[i] : top;
     size_t n_row = ((size_t)top + 1) * (size_t)b->page_tok;
-    return n_row * hd_format_bytes(f, (size_t)width);
+    return hd_kv_bytes(l, n_row);
 }
 
 static int n_position(const hd_batch *b) {
@@ -46,13 +46,12 @@ void test_args_embed(struct hd_op_embed *args, const hd_batch *b, test_args *out
 void test_args_mla_qkv(struct hd_op_mla_qkv *args, const hd_batch *b, test_args *out) {
     if (!b) b = args->batch;
     *out = (test_args){.batch = &args->batch};
-    int width = args->n_c + args->n_rope;
     ADD(x, b->n_row * args->d_model, IN);
     ADD(norm, args->d_model, IN);
     if (!args->q) ADD(q_a_norm, args->q_a->n_out, IN);
     ADD(kv_a_norm, args->n_c, IN);
     ADD(rope_cs, n_position(b) * args->n_rope, IN);
-    add(out, &args->cache, cache_bytes(b, args->kv_format, width), 1, IN_OUT);
+    add(out, &args->cache, cache_bytes(b, &args->kv), 1, IN_OUT);
     ADD(q_out, b->n_row * args->n_head * (args->n_nope + args->n_rope), OUT);
     WEIGHT(q);
     WEIGHT(q_a);
@@ -63,9 +62,8 @@ void test_args_mla_qkv(struct hd_op_mla_qkv *args, const hd_batch *b, test_args 
 void test_args_mla_attn(struct hd_op_mla_attn *args, const hd_batch *b, test_args *out) {
     if (!b) b = args->batch;
     *out = (test_args){.batch = &args->batch};
-    int width = args->n_c + args->n_rope;
     ADD(q, b->n_row * args->n_head * (args->n_nope + args->n_rope), IN);
-    add(out, &args->cache, cache_bytes(b, args->kv_format, width), 1, IN);
+    add(out, &args->cache, cache_bytes(b, &args->kv), 1, IN);
     ADD(out, b->n_row * args->n_head * args->n_v, OUT);
     WEIGHT(k_b);
     WEIGHT(v_b);
@@ -81,8 +79,8 @@ void test_args_gqa_qkv(struct hd_op_gqa_qkv *args, const hd_batch *b, test_args 
     ADD(k_bias, n_kv, IN);
     ADD(v_bias, n_kv, IN);
     ADD(rope_cs, n_position(b) * args->d_head, IN);
-    add(out, &args->keys, cache_bytes(b, args->kv_format, n_kv), 1, IN_OUT);
-    add(out, &args->values, cache_bytes(b, args->kv_format, n_kv), 1, IN_OUT);
+    add(out, &args->keys, cache_bytes(b, &args->kv), 1, IN_OUT);
+    add(out, &args->values, cache_bytes(b, &args->kv), 1, IN_OUT);
     ADD(q_out, b->n_row * args->n_head * args->d_head, OUT);
     WEIGHT(q);
     WEIGHT(k);
@@ -92,10 +90,9 @@ void test_args_gqa_qkv(struct hd_op_gqa_qkv *args, const hd_batch *b, test_args 
 void test_args_gqa_attn(struct hd_op_gqa_attn *args, const hd_batch *b, test_args *out) {
     if (!b) b = args->batch;
     *out = (test_args){.batch = &args->batch};
-    int n_kv = args->n_head_kv * args->d_head;
     ADD(q, b->n_row * args->n_head * args->d_head, IN);
-    add(out, &args->keys, cache_bytes(b, args->kv_format, n_kv), 1, IN);
-    add(out, &args->values, cache_bytes(b, args->kv_format, n_kv), 1, IN);
+    add(out, &args->keys, cache_bytes(b, &args->kv), 1, IN);
+    add(out, &args->values, cache_bytes(b, &args->kv), 1, IN);
     ADD(out, b->n_row * args->n_head * args->d_head, OUT);
 }
 

@@ -87,6 +87,25 @@ bool test_has_format(enum hd_format f) {
     return has;
 }
 
+bool test_has_kv(enum hd_kv_type t) {
+    hd_dev d;
+    assert_ok(open_level("auto", 1, &d));
+    bool has = d.ops->supports_kv(d.ctx, t);
+    if (!has)
+        printf("skipped: cache type %s: not read by backend %s\n", hd_kv_type_name(t), d.ops->name);
+    hd_dev_close(&d);
+    return has;
+}
+
+double test_kv_step(enum hd_kv_type t) {
+    static const double step[] = {[HD_KV_F32] = 0,
+                                  [HD_KV_F16] = 1e-3,
+                                  [HD_KV_BF16] = 8e-3,
+                                  [HD_KV_FP8] = 0.13,
+                                  [HD_KV_INT8] = 0.02};
+    return step[t];
+}
+
 int test_levels(test_level *out) {
     static const char *const names[] = {"scalar", "avx2", "avx512"};
     static int is_told = 0;
@@ -198,8 +217,8 @@ void test_batch_row(hd_batch *out, const hd_batch *b, int r) {
     hd_batch_check(out);
 }
 
-void *test_cache(const hd_batch *b, int n_page, enum hd_format f, int width) {
-    size_t n = (size_t)n_page * (size_t)b->page_tok, w = (size_t)width;
+void *test_cache(const hd_batch *b, int n_page, const hd_kv_layout *l) {
+    size_t n = (size_t)n_page * (size_t)b->page_tok, w = (size_t)l->n;
     float *value = checked(n * w * sizeof *value);
     for (size_t i = 0; i < n * w; i++) value[i] = NAN;
     for (int s = 0; s < b->n_seq; s++) {
@@ -211,8 +230,8 @@ void *test_cache(const hd_batch *b, int n_page, enum hd_format f, int width) {
             for (size_t i = 0; i < w; i++) row[i] = (float)test_uniform();
         }
     }
-    void *cache = checked(hd_format_bytes(f, n * w));
-    hd_format_get(f)->encode(value, cache, n * w);
+    char *cache = checked(hd_kv_bytes(l, n));
+    for (size_t i = 0; i < n; i++) hd_kv_encode(l, value + i * w, cache + hd_kv_bytes(l, i));
     free(value);
     return cache;
 }

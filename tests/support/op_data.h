@@ -20,6 +20,12 @@ void test_weight_free(hd_weight *w);
  * so when not. */
 bool test_has_format(enum hd_format f);
 
+/* The same of a cache type. */
+bool test_has_kv(enum hd_kv_type t);
+/* By how much a value may change, as a share of its row's largest, when a rounding goes the other
+ * way: its code is the next one, and its scale is. */
+double test_kv_step(enum hd_kv_type t);
+
 /* The cpu backend at the levels this machine has (others are named on stdout as skipped), or the
  * one level of another backend under test: when that cannot be opened, the program says why and
  * ends with code 77. */
@@ -50,8 +56,7 @@ typedef struct test_seq {
 void test_batch(hd_batch *b, const test_seq *seq, int n_seq, int page_tok, int *n_page_all);
 /* Batch of row r of b alone; uses the same pages. */
 void test_batch_row(hd_batch *out, const hd_batch *b, int r);
-/* A cache of n_page pages, `width` values a position: random where a sequence of b has a position,
- * NaN everywhere else. */
-void *test_cache(const hd_batch *b, int n_page, enum hd_format f, int width);
+/* A cache of n_page pages: random where a sequence of b has a position, NaN everywhere else. */
+void *test_cache(const hd_batch *b, int n_page, const hd_kv_layout *l);
 
 #endif

@@ -58,7 +58,7 @@ static loaded open_model(int weights, const char *backend, const hd_dev_config *
                       .n_pos_max = 256,
                       .n_page = 160,
                       .page_tok = 16,
-                      .kv_format = HD_F32}};
+                      .kv_type = HD_KV_F32}};
     assert_ok(hd_checkpoint_open(paths[weights], &l.checkpoint));
     assert_ok(hd_dev_open(backend, config, &l.dev));
     assert_ok(hd_model_open(l.checkpoint, &l.dev, &l.o, NULL, NULL, &l.model));

@@ -200,10 +200,53 @@ static void integer_products_do_not_saturate(void **state) {
     }
 }
 
+/* Groups of cache rows: magnitudes over all of float's range, ties between codes, both sides of the
+ * largest magnitude that a scale serves, zeros of both signs, and what is not finite. */
+static void fill_group(float *x, int n, int round) {
+    static const float special[] = {0.0f,    -0.0f,  448.0f, 448.00003f, 0x1p-149f, -0x1p-126f,
+                                    3.4e38f, 1e-30f, 127.5f, 63.5f,      -0x1p-10f, 464.0f};
+    float unit = ldexpf(1, test_below(240) - 120);
+    for (int i = 0; i < n; i++) {
+        x[i] = (float)test_uniform() * unit;
+        if (round % 4 == 1) x[i] = ldexpf((float)(test_below(65) - 32) / 32, test_below(20) - 10);
+        if (round % 4 == 2) x[i] = special[test_below(HD_COUNT_OF(special))];
+        if (round % 4 == 3) x[i] = (float)(test_below(255) - 127) / 2 * unit;
+    }
+    if (round % 16 == 6) x[test_below(n)] = NAN;
+    if (round % 16 == 10) x[test_below(n)] = -INFINITY;
+}
+
+static void cache_groups_are_the_reference(void **state) {
+    (void)state;
+    const hd_cpu_kernels *k[3];
+    int n_level = kernels(k);
+    float x[HD_KV_GROUP_MAX], expected[HD_KV_GROUP_MAX], found[HD_KV_GROUP_MAX];
+    unsigned char row[512], code[HD_KV_GROUP_MAX];
+    for (int round = 0; round < 20000; round++) {
+        enum hd_kv_type t = round / 16 % 2 ? HD_KV_FP8 : HD_KV_INT8;
+        int n = 1 + round % HD_KV_GROUP_MAX;
+        hd_kv_layout l = hd_kv_layout_of(t, 1, n, 0);
+        fill_group(x, n, round);
+        hd_kv_encode(&l, x, row);
+        hd_kv_decode(&l, row, 0, n, expected);
+        uint16_t h;
+        memcpy(&h, row + l.scale_at, sizeof h);
+        for (int i = 0; i < n_level; i++) {
+            float scale = k[i]->encode_group(t, x, code, n);
+            same_float(scale, hd_bf16_to_f32(h), (uint32_t)round, "scale of round");
+            test_bits_equal(code, row, (size_t)n, "codes of a group");
+            k[i]->decode_group(t, code, scale, found, n);
+            for (int j = 0; j < n; j++)
+                same_float(found[j], expected[j], (uint32_t)round, "value of round");
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decoding_is_the_reference),
         cmocka_unit_test(encoding_is_the_reference),
+        cmocka_unit_test(cache_groups_are_the_reference),
         cmocka_unit_test(silu_is_accurate),
         cmocka_unit_test(softmax_in_blocks),
         cmocka_unit_test(integer_products_do_not_saturate),

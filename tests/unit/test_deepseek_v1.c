@@ -270,7 +270,7 @@ static void found_logits(const char *path, const char *backend, const int32_t *i
                           .n_pos_max = 32,
                           .n_page = 9,
                           .page_tok = 4,
-                          .kv_format = HD_F32};
+                          .kv_type = HD_KV_F32};
     hd_checkpoint *c;
     hd_dev dev;
     hd_model *m;

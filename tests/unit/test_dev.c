@@ -70,7 +70,7 @@ static void open_run(run *r, const char *family, hd_dev dev) {
                                 .n_pos_max = N_TOK,
                                 .n_page = N_PAGE,
                                 .page_tok = 16,
-                                .kv_format = HD_BF16};
+                                .kv_type = HD_KV_BF16};
     char path[128];
     *r = (run){.dev = dev};
     snprintf(path, sizeof path, "tests/golden/families/%s", family);

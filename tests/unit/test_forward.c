@@ -65,7 +65,7 @@ typedef struct loaded {
     int n_vocab;
 } loaded;
 
-static hd_status try_family(const char *backend, const char *family, enum hd_format kv_format,
+static hd_status try_family(const char *backend, const char *family, enum hd_kv_type kv_type,
                             loaded *out) {
     loaded l = {.opt = {.n_row_max = 96,
                         .n_seq_max = 9,
@@ -73,7 +73,7 @@ static hd_status try_family(const char *backend, const char *family, enum hd_for
                         .n_pos_max = 300,
                         .n_page = 70,
                         .page_tok = 16,
-                        .kv_format = kv_format}};
+                        .kv_type = kv_type}};
     char path[128];
     snprintf(path, sizeof path, "tests/golden/families/%s", family);
     assert_ok(hd_checkpoint_open(test_path(path), &l.checkpoint));
@@ -87,9 +87,9 @@ static hd_status try_family(const char *backend, const char *family, enum hd_for
     *out = l;
     return opened;
 }
-static loaded open_family(const char *backend, const char *family, enum hd_format kv_format) {
+static loaded open_family(const char *backend, const char *family, enum hd_kv_type kv_type) {
     loaded l;
-    assert_ok(try_family(backend, family, kv_format, &l));
+    assert_ok(try_family(backend, family, kv_type, &l));
     return l;
 }
 /* Forms of attention that give different bits: latent attention has two. */
@@ -110,7 +110,7 @@ static int set_up(void **state) {
     n_family = 0;
     for (int i = 0; i < n; i++) {
         loaded l;
-        hd_status s = try_family(backends[0].backend, family_names[i], HD_F32, &l);
+        hd_status s = try_family(backends[0].backend, family_names[i], HD_KV_F32, &l);
         close_family(&l);
         if (s == HD_E_UNSUPPORTED && test_backend()) {
             print_message("%s skipped: %s\n", family_names[i], hd_error_text());
@@ -253,7 +253,7 @@ static void families_match_the_reference(void **state) {
     const way ways[] = {{HD_MLA_ABSORBED, 0, 0, 1}, {HD_MLA_EXPANDED, 0, 0, 2}};
     for (size_t b = 0; b < HD_COUNT_OF(backends); b++)
         for (int f = 0; f < n_family; f++) {
-            loaded l = open_family(backends[b].backend, family_names[f], HD_F32);
+            loaded l = open_family(backends[b].backend, family_names[f], HD_KV_F32);
             json_t *root = read_cases(family_names[f]);
             double worst = 0;
             size_t i;
@@ -295,16 +295,16 @@ static void assert_same_bits(const loaded *l, const float *a, const float *b, in
 
 static void every_split_gives_the_same_bits(void **state) {
     (void)state;
-    const enum hd_format formats[] = {HD_F32, HD_BF16, HD_F16};
+    const enum hd_kv_type types[] = {HD_KV_F32, HD_KV_BF16, HD_KV_F16, HD_KV_FP8, HD_KV_INT8};
     int32_t *id = random_ids(90, 7);
     for (size_t c = 0; c < HD_COUNT_OF(backends) * (size_t)n_family; c++) {
         const char *family = family_names[c / 2];
         bool has_all = strcmp(family, "v3-yarn-mscale-pair") == 0 || strcmp(family, "llama") == 0;
-        for (size_t f = 0; f < (has_all ? HD_COUNT_OF(formats) : 1); f++) {
-            loaded l = open_family(backends[c % 2].backend, family, formats[f]);
+        for (size_t f = 0; f < (has_all ? HD_COUNT_OF(types) : 1); f++) {
+            loaded l = open_family(backends[c % 2].backend, family, types[f]);
             for (int form = HD_MLA_ABSORBED; form < n_forms(&l); form++) {
                 float *whole = logits_of(&l, id, 90, (way){form, 0, 0, 1});
-                int stride = formats[f] == HD_F32 ? 1 : 9; /* the type is read back either way */
+                int stride = types[f] == HD_KV_F32 ? 1 : 9; /* the type is read back either way */
                 for (int first = 1; first < 40; first += stride) {
                     float *split = logits_of(&l, id, 40, (way){form, first, 0, (uint64_t)first});
                     assert_same_bits(&l, split, whole, 40, "split after", first);
@@ -328,7 +328,7 @@ static void the_form_is_of_latent_attention_alone(void **state) {
     (void)state;
     int32_t *id = random_ids(40, 8);
     for (size_t b = 0; b < HD_COUNT_OF(backends); b++) {
-        loaded l = open_family(backends[b].backend, "llama", HD_F32);
+        loaded l = open_family(backends[b].backend, "llama", HD_KV_F32);
         float *x = logits_of(&l, id, 40, (way){HD_MLA_ABSORBED, 0, 0, 1});
         float *y = logits_of(&l, id, 40, (way){HD_MLA_EXPANDED, 0, 0, 2});
         assert_same_bits(&l, x, y, 40, "form", HD_MLA_EXPANDED);
@@ -345,7 +345,7 @@ static void a_ragged_batch_equals_each_alone(void **state) {
     static const int n_tok[9] = {1, 16, 64, 128, 256, 15, 17, 33, 2};
     static const char *const families[] = {"v3", "llama3-scaling"};
     for (size_t b = 0; b < HD_COUNT_OF(backends) * HD_COUNT_OF(families); b++) {
-        loaded l = open_family(backends[b % 2].backend, families[b / 2], HD_BF16);
+        loaded l = open_family(backends[b % 2].backend, families[b / 2], HD_KV_BF16);
         for (int chunk = 0; chunk <= 13; chunk += 13) {
             hd_scorer *s = hd_scorer_new(l.model, &l.opt, 11);
             struct sink together = {.n_vocab = l.n_vocab};
@@ -378,7 +378,7 @@ static void stale_cache_rows_are_not_read(void **state) {
     (void)state;
     static const char *const families[] = {"v3", "llama3-scaling"};
     for (size_t b = 0; b < HD_COUNT_OF(backends) * HD_COUNT_OF(families); b++) {
-        loaded l = open_family(backends[b % 2].backend, families[b / 2], HD_F32);
+        loaded l = open_family(backends[b % 2].backend, families[b / 2], HD_KV_F32);
         int32_t *id = random_ids(70, 3), *other = random_ids(256, 4);
         float *fresh = logits_of(&l, id, 70, (way){HD_MLA_EXPANDED, 0, 0, 1});
         for (uint64_t seed = 1; seed < 5; seed++) /* fills most pages with another sequence */
@@ -399,10 +399,9 @@ static bool lacks_bf16_experts(void *ctx, enum hd_op op, enum hd_format f) {
     (void)ctx;
     return !(op == HD_OP_moe && f == HD_BF16);
 }
-static bool lacks_f16(void *ctx, enum hd_op op, enum hd_format f) {
+static bool lacks_f16_cache(void *ctx, enum hd_kv_type t) {
     (void)ctx;
-    (void)op;
-    return f != HD_F16;
+    return t != HD_KV_F16;
 }
 
 static int n_prepared;
@@ -425,7 +424,7 @@ static void assert_error_has(const char *part) {
 
 static void a_missing_format_is_named_at_load(void **state) {
     (void)state;
-    loaded l = open_family("ref", "v3", HD_F32);
+    loaded l = open_family("ref", "v3", HD_KV_F32);
     hd_dev_ops ops = *l.dev.ops;
     hd_dev dev = {.ops = &ops, .ctx = l.dev.ctx};
     hd_model *m;
@@ -436,18 +435,17 @@ static void a_missing_format_is_named_at_load(void **state) {
     assert_error_has("BF16");
     assert_error_has("ref");
     assert_null(m);
-    ops.supports = lacks_f16;
-    l.opt.kv_format = HD_F16;
+    ops.supports = l.dev.ops->supports;
+    ops.supports_kv = lacks_f16_cache;
+    l.opt.kv_type = HD_KV_F16;
     assert_int_equal(hd_model_open(l.checkpoint, &dev, &l.opt, NULL, NULL, &m), HD_E_UNSUPPORTED);
     assert_error_has("KV");
-    l.opt.kv_format = HD_Q8_0;
-    assert_int_equal(hd_model_open(l.checkpoint, &l.dev, &l.opt, NULL, NULL, &m), HD_E_UNSUPPORTED);
     close_family(&l);
 }
 
 static void a_failed_prepare_releases_what_was_prepared(void **state) {
     (void)state;
-    loaded l = open_family("ref", "v3", HD_F32);
+    loaded l = open_family("ref", "v3", HD_KV_F32);
     hd_dev_ops ops = *l.dev.ops;
     hd_dev dev = {.ops = &ops, .ctx = l.dev.ctx};
     ops.prepare = prepare_until_the_fifth;
@@ -460,7 +458,7 @@ static void a_failed_prepare_releases_what_was_prepared(void **state) {
 
 static void impossible_options_are_refused(void **state) {
     (void)state;
-    loaded l = open_family("ref", "v3", HD_F32);
+    loaded l = open_family("ref", "v3", HD_KV_F32);
     hd_model *m;
     hd_model_options o = l.opt;
     o.n_pos_max = 641; /* the model has 640 positions */
@@ -517,7 +515,7 @@ static void a_tied_output_reads_the_embedding(void **state) {
     (void)state;
     char folder[64];
     make_tied(folder);
-    loaded l = open_family("ref", "v3", HD_F32);
+    loaded l = open_family("ref", "v3", HD_KV_F32);
     hd_checkpoint *tied;
     assert_ok(hd_checkpoint_open(folder, &tied));
     hd_dev_ops ops = *l.dev.ops;
@@ -547,12 +545,12 @@ static void on_progress(void *user, int done, int all) {
 
 static void sizes_and_plan_are_told(void **state) {
     (void)state;
-    loaded l = open_family("ref", "v3", HD_BF16);
+    loaded l = open_family("ref", "v3", HD_KV_BF16);
     hd_model *m;
     assert_ok(hd_model_open(l.checkpoint, &l.dev, &l.opt, on_progress, &last_done, &m));
     assert_true(last_done == last_all && last_all > 0);
     const hd_hparams *hp = hd_model_hparams(m);
-    assert_int_equal(hd_hparams_kv_bytes(hp, HD_BF16), 4 * 48 * 2);
+    assert_int_equal(hd_hparams_kv_bytes(hp, HD_KV_BF16), 4 * 48 * 2);
     assert_int_equal(hd_model_kv_bytes(m), 4 * 48 * 2 * 70 * 16);
     assert_true(hd_model_workspace_bytes(m) >= 96 * 320 * 4);
     assert_true(hd_model_weight_bytes(m) > 1000000);

@@ -88,7 +88,7 @@ static void logits_and_greedy_tokens(enum hd_mla_form form) {
                           .n_pos_max = 256,
                           .n_page = 160,
                           .page_tok = 16,
-                          .kv_format = HD_F32};
+                          .kv_type = HD_KV_F32};
     assert_ok(hd_checkpoint_open(test_path("models/mini/mini-bf16.gguf"), &c));
     const char *backend = test_backend();
     const hd_dev_config config = test_dev_config();

@@ -128,7 +128,7 @@ static void config_is_read(void **state) {
     assert_true(h.n_group_used == 2 && h.gating == HD_GATING_SIGMOID);
     assert_true(h.group_rule == HD_GROUP_TOP2_SUM && h.expert_normalise && h.expert_scale == 2.5f);
     assert_true(!h.is_tied && h.bos == 0 && h.eos == 1 && h.pad == -1);
-    assert_int_equal(hd_hparams_kv_bytes(&h, HD_BF16), 4 * 48 * 2);
+    assert_int_equal(hd_hparams_kv_bytes(&h, HD_KV_BF16), 4 * 48 * 2);
 }
 
 static void other_spellings_of_config(void **state) {

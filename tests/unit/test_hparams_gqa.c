@@ -45,7 +45,7 @@ static void configs_are_read(void **state) {
     assert_true(h.n_dense_layer == 3 && h.n_expert == 0 && h.d_ff == 160 && !h.is_tied);
     assert_true(!h.has_qkv_bias && !h.is_half_split && !h.is_yarn && !h.has_rope_divisor);
     assert_true(h.rope_base == 10000 && h.rope_linear == 0);
-    assert_int_equal(hd_hparams_kv_bytes(&h, HD_F16), 3 * 2 * 64 * 2);
+    assert_int_equal(hd_hparams_kv_bytes(&h, HD_KV_F16), 3 * 2 * 64 * 2);
     assert_ok(read_config("qwen2",
                           "\"num_key_value_heads\":2,\"head_dim\":24,\"tie_word_embeddings\":true,"
                           "\"attention_bias\":false,\"use_sliding_window\":false,"

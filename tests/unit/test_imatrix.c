@@ -226,7 +226,7 @@ static hd_imatrix *measured_by(const char *family, const char *backend, int chun
                           .n_pos_max = 64,
                           .n_page = 8,
                           .page_tok = 8,
-                          .kv_format = HD_F32};
+                          .kv_type = HD_KV_F32};
     int32_t id[N_TOK];
     for (int i = 0; i < N_TOK; i++) id[i] = (i * 53 + 7) % 320;
     assert_ok(hd_checkpoint_open(family, &c));

@@ -567,9 +567,10 @@ static void naive_attention(const layer *l, bool q_lora, double scale, double *w
         }
 }
 
-static void run_attention(const hd_dev *d, const layer *l, bool q_lora, enum hd_format f,
+static void run_attention(const hd_dev *d, const layer *l, bool q_lora, enum hd_kv_type t,
                           void *cache, float *out) {
     float *q = malloc(N_TOK * H * (NOPE + ROPE) * sizeof *q);
+    hd_kv_layout kv = hd_kv_latent(t, C, ROPE);
     d->ops->mla_qkv(d->ctx, &(struct hd_op_mla_qkv){.batch = &l->b,
                                                     .x = l->x,
                                                     .norm = l->attn_norm,
@@ -587,12 +588,12 @@ static void run_attention(const hd_dev *d, const layer *l, bool q_lora, enum hd_
                                                     .n_nope = NOPE,
                                                     .n_rope = ROPE,
                                                     .n_c = C,
-                                                    .kv_format = f,
+                                                    .kv = kv,
                                                     .cache = cache,
                                                     .q_out = q});
     d->ops->mla_attn(d->ctx, &(struct hd_op_mla_attn){.batch = &l->b,
                                                       .q = q,
-                                                      .kv_format = f,
+                                                      .kv = kv,
                                                       .cache = cache,
                                                       .k_b = &l->k_b->w,
                                                       .v_b = &l->v_b->w,
@@ -606,14 +607,15 @@ static void run_attention(const hd_dev *d, const layer *l, bool q_lora, enum hd_
     free(q);
 }
 
-static void check_attention(enum hd_mla_form form, bool q_lora, enum hd_format f, double bound) {
+static void check_attention(enum hd_mla_form form, bool q_lora, enum hd_kv_type t, double bound) {
+    hd_kv_layout kv = hd_kv_latent(t, C, ROPE);
     hd_dev d = open_dev();
     layer l = make_layer(form);
     void *cache;
-    assert_ok(d.ops->alloc(d.ctx, hd_format_bytes(f, N_PAGE * PAGE_TOK * (C + ROPE)), &cache));
+    assert_ok(d.ops->alloc(d.ctx, hd_kv_bytes(&kv, N_PAGE * PAGE_TOK), &cache));
     float *out = malloc(N_TOK * H * V * sizeof *out);
     double *want = malloc(N_TOK * H * V * sizeof *want);
-    run_attention(&d, &l, q_lora, f, cache, out);
+    run_attention(&d, &l, q_lora, t, cache, out);
     naive_attention(&l, q_lora, (double)0.3f, want);
     for (int i = 0; i < N_TOK * H * V; i++) assert_close((double)out[i], want[i], bound);
     free(out);
@@ -627,9 +629,11 @@ static void attention_absorbed_and_expanded_are_textbook_attention(void **state)
     (void)state;
     for (int form = HD_MLA_ABSORBED; form <= HD_MLA_EXPANDED; form++)
         for (int q_lora = 0; q_lora < 2; q_lora++) {
-            check_attention((enum hd_mla_form)form, q_lora, HD_F32, 3e-6);
-            check_attention((enum hd_mla_form)form, q_lora, HD_F16, 1e-2);
-            check_attention((enum hd_mla_form)form, q_lora, HD_BF16, 5e-2);
+            check_attention((enum hd_mla_form)form, q_lora, HD_KV_F32, 3e-6);
+            check_attention((enum hd_mla_form)form, q_lora, HD_KV_F16, 1e-2);
+            check_attention((enum hd_mla_form)form, q_lora, HD_KV_BF16, 5e-2);
+            check_attention((enum hd_mla_form)form, q_lora, HD_KV_INT8, 5e-2);
+            check_attention((enum hd_mla_form)form, q_lora, HD_KV_FP8, 4e-1);
         }
 }
 
@@ -642,7 +646,7 @@ static void nothing_fails_on_nan(void **state) {
     void *cache;
     assert_ok(d.ops->alloc(d.ctx, N_PAGE * PAGE_TOK * (C + ROPE) * 2, &cache));
     float *out = malloc(N_TOK * H * V * sizeof *out);
-    run_attention(&d, &l, true, HD_BF16, cache, out);
+    run_attention(&d, &l, true, HD_KV_BF16, cache, out);
     assert_true(isnan(out[0]));
     free(out);
     d.ops->free(d.ctx, cache);

@@ -137,7 +137,7 @@ static void expansion_pays_from_171_tokens(void **state) {
 static void windows_and_pages(void **state) {
     (void)state;
     hd_hparams hp = v3_shape();
-    const uint64_t tok = hd_hparams_kv_bytes(&hp, HD_F16); /* of one token */
+    const uint64_t tok = hd_hparams_kv_bytes(&hp, HD_KV_F16); /* of one token */
     const struct {
         int asked, n_seq;
         int64_t pool_tok;
@@ -164,7 +164,7 @@ static void windows_and_pages(void **state) {
         c.max_num_seqs = row[i].n_seq;
         c.max_tokens_in_paged_kv_cache = row[i].pool_tok;
         hd_engine_sizes z;
-        hd_status s = hd_engine_size(&c, &hp, HD_F16, row[i].free_tok * tok, &z);
+        hd_status s = hd_engine_size(&c, &hp, HD_KV_F16, row[i].free_tok * tok, &z);
         if (row[i].n_ctx == 0) {
             if (s != HD_E_CONTEXT) fail_msg("row %zu: %s", i, hd_status_name(s));
             continue;
@@ -183,7 +183,7 @@ static void configuration_is_checked(void **state) {
 #define REFUSED(change, field)                                                                     \
     hd_engine_config_init(&c);                                                                     \
     change;                                                                                        \
-    assert_int_equal(hd_engine_size(&c, &hp, HD_F16, 1 << 30, &z), HD_E_INVALID);                  \
+    assert_int_equal(hd_engine_size(&c, &hp, HD_KV_F16, 1 << 30, &z), HD_E_INVALID);               \
     assert_non_null(strstr(hd_error_text(), field))
     REFUSED(c.max_model_len = -1, "max_model_len");
     REFUSED(c.max_num_seqs = 0, "max_num_seqs");
@@ -195,7 +195,6 @@ static void configuration_is_checked(void **state) {
     REFUSED(c.kv_cache_free_mem_fraction = NAN, "kv_cache_free_mem_fraction");
     REFUSED(c.max_num_queued_reqs = 0, "max_num_queued_reqs");
     REFUSED(c.max_num_queued_tokens = -1, "max_num_queued_tokens");
-    REFUSED(c.queue_timeout_s = -1, "queue_timeout_s");
     hp.n_ctx = 1 << 24;
     hp.n_layer = hp.n_c = hp.n_rope = 1;
     REFUSED((c.max_num_seqs = 4096, c.block_size = 1), "block_size");

@@ -18,6 +18,9 @@
 
 enum { key_max = 1024, key_line_max = 4096 };
 
+/* Spent at start on a first latency profile, when none was kept. */
+enum { MEASURE_MS = 500 };
+
 /* ---- API keys ---- */
 
 typedef struct keys {
@@ -164,10 +167,13 @@ static void drain(const struct hd_options *o, hd_server *s) {
     pthread_sigmask(SIG_UNBLOCK, &set, NULL);
 }
 
-static int run_server(const struct hd_command *c, const struct hd_options *o, hd_server *s) {
+static int run_server(const struct hd_command *c, const struct hd_options *o,
+                      const hd_service_target *target, hd_server *s) {
     loader l = {.main_thread = pthread_self()};
     pthread_t thread;
     hd_engine_config_from(o, &l.config);
+    memcpy(l.config.target, target, sizeof l.config.target);
+    l.config.measure_ms = MEASURE_MS;
     int e = pthread_create(&thread, NULL, load, &l);
     if (e != 0) {
         HD_FAIL(IO, "cannot start a thread: %s", strerror(e));
@@ -234,9 +240,11 @@ static int run(const struct hd_options *o, int n_arg, char **arg) {
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     raise_descriptor_limit();
     keys k = {.arena = hd_arena_new(4096)};
+    hd_service_target target[HD_SERVICE_COUNT] = {0};
     hd_server *s = NULL;
     int rc = 1;
-    if (collect_keys(o, &k) != HD_OK || open_server(o, &k, &s) != HD_OK ||
+    if (collect_keys(o, &k) != HD_OK || hd_service_targets_from(o, target) != HD_OK ||
+        open_server(o, &k, &s) != HD_OK ||
         (o->port_file && write_port_file(o->port_file, hd_server_port(s)) != HD_OK)) {
         hd_command_error(c);
         if (s) hd_server_stop(s);
@@ -245,7 +253,7 @@ static int run(const struct hd_options *o, int n_arg, char **arg) {
         url_of(o, hd_server_port(s), url, sizeof url);
         printf("hadal: listening on %s\n", url);
         fflush(stdout);
-        rc = run_server(c, o, s);
+        rc = run_server(c, o, target, s);
     }
     hd_server_free(s);
     hd_arena_free(k.arena);

@@ -46,6 +46,9 @@ int hd_command_usage(const struct hd_command *c, const char *fmt, ...) HD_PRINTF
 /* The engine's configuration from the options (pointers borrowed from o). A progress bar is shown
  * while loading when stderr is a terminal. */
 void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c);
+/* What --slo promises, over what is there. HD_E_INVALID names the one that is wrong. */
+HD_MUST_CHECK hd_status hd_service_targets_from(const struct hd_options *o,
+                                                hd_service_target target[HD_SERVICE_COUNT]);
 
 /* The device's configuration from the options, for commands that run a model without an engine.
  */

@@ -3,6 +3,8 @@
 #include "cmd/command.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 void hd_progress(void *unused, const char *what, double done) {
@@ -50,6 +52,32 @@ hd_status hd_dev_config_from(const struct hd_options *o, hd_dev_config *c) {
     return hd_compute_of(o->dtype, &c->compute);
 }
 
+/* "CLASS:NAME:MS" into the class's target. */
+static hd_status take_slo(const char *text, hd_service_target *target) {
+    char class[32] = "", name[32] = "", *end = NULL;
+    double ms = 0;
+    int n = 0;
+    if (sscanf(text, "%31[^:]:%31[^:]:%n", class, name, &n) == 2 && n > 0)
+        ms = strtod(text + n, &end);
+    int c = hd_service_find(class);
+    if (end && end != text + n && *end == 0 && c >= 0 && ms > 0 && ms <= 1e9) {
+        int64_t ns = (int64_t)(ms * 1e6);
+        if (strcmp(name, "ttft") == 0) return target[c].ttft_ns = ns, HD_OK;
+        if (strcmp(name, "itl") == 0) return target[c].itl_ns = ns, HD_OK;
+        if (strcmp(name, "wait") == 0) return target[c].wait_ns = ns, HD_OK;
+    }
+    return HD_FAIL(INVALID,
+                   "slo: expected CLASS:NAME:MS with class interactive, standard, batch or "
+                   "offline and name ttft, itl or wait, such as interactive:ttft:500, found '%s'",
+                   text);
+}
+
+hd_status hd_service_targets_from(const struct hd_options *o,
+                                  hd_service_target target[HD_SERVICE_COUNT]) {
+    for (int i = 0; i < o->slo.n; i++) HD_TRY(take_slo(o->slo.item[i], target));
+    return HD_OK;
+}
+
 void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c) {
     hd_engine_config_init(c);
     c->model = o->model;
@@ -75,6 +103,10 @@ void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c) {
     c->exact = o->exact;
     c->max_num_queued_reqs = o->max_num_queued_reqs;
     c->max_num_queued_tokens = o->max_num_queued_tokens;
+    c->scheduling_policy = o->scheduling_policy;
+    c->max_step_ms = o->max_step_ms;
+    c->elastic_batching = o->elastic_batching;
+    c->latency_profile = o->latency_profile;
     c->tokenizer = o->tokenizer;
     c->chat_encoding = o->chat_encoding;
     c->expect_hash = o->expect_hash;

@@ -9,6 +9,7 @@
 
 #include "base/buf.h"
 #include "base/chat.h"
+#include "base/service.h"
 #include "base/status.h"
 
 #include <stdbool.h>
@@ -40,10 +41,16 @@ typedef struct hd_engine_config {
     bool enable_prefix_caching;
     bool exact; /* output independent of what was cached, too */
     int max_num_queued_reqs;
-    int64_t max_num_queued_tokens; /* 0: no bound */
-    const char *tokenizer;         /* path to override the model's; NULL */
-    const char *chat_encoding;     /* name to override; NULL: by the model's files */
-    const char *expect_hash;       /* content hash the model must have; NULL: any */
+    int64_t max_num_queued_tokens;              /* 0: no bound */
+    const char *scheduling_policy;              /* "priority" or "fcfs" */
+    hd_service_target target[HD_SERVICE_COUNT]; /* what classes are promised; 0: the defaults */
+    double max_step_ms;          /* bound of a step's predicted P95; 0: by the classes' tolerance */
+    bool elastic_batching;       /* the bound of a step follows the forecast load */
+    const char *latency_profile; /* file of step times: read, and written at the end; NULL: none */
+    double measure_ms;           /* time spent on measuring steps at start when there is none */
+    const char *tokenizer;       /* path to override the model's; NULL */
+    const char *chat_encoding;   /* name to override; NULL: by the model's files */
+    const char *expect_hash;     /* content hash the model must have; NULL: any */
     /* Told while loading (may be NULL): what, and how much of it is done in [0, 1]. 1 comes once,
      * at the end: "ready" or "failed". */
     void (*on_progress)(void *user, const char *what, double done);
@@ -79,6 +86,8 @@ const hd_engine_info *hd_engine_get_info(const hd_engine *e);
 
 typedef struct hd_engine_stats {
     int n_running, n_waiting, n_page, n_page_free, n_page_cached, n_page_used;
+    int n_waiting_of[HD_SERVICE_COUNT]; /* admitted to none yet, by class */
+    int64_t wait_ns[HD_SERVICE_COUNT];  /* predicted, of a request that came now */
     uint64_t n_step, prompt_tok, hit_tok, generated_tok, n_preempt, recomputed_tok, n_finished;
     int64_t last_step_ns; /* hd_now_ns() of the last finished step; 0: none yet */
     int64_t stuck_ns;     /* with work queued: time since the loop last made progress; else 0 */
@@ -155,9 +164,12 @@ typedef struct hd_request {
     const int32_t *stop_token;
     int n_stop_token;
     bool ignore_eos;
-    bool is_chat;        /* what ends a chat answer ends this one, too: a turn of the user's */
-    bool keep_special;   /* special tokens count as text when stop strings are matched */
-    int priority;        /* lower is sooner */
+    bool is_chat;      /* what ends a chat answer ends this one, too: a turn of the user's */
+    bool keep_special; /* special tokens count as text when stop strings are matched */
+    enum hd_service service;
+    int priority;        /* lower is sooner, within the class */
+    uint64_t tenant;     /* who shares fairly with others of the class */
+    int64_t deadline_ns; /* hd_now_ns() after which the answer is of no use; 0: none */
     uint64_t cache_salt; /* 0: shared prefix cache */
     hd_event_fn on_event;
     void *user;
@@ -165,8 +177,13 @@ typedef struct hd_request {
 
 void hd_request_init(hd_request *r);
 /* Everything is copied. After HD_OK exactly one event with finish != NONE will come, possibly
- * before this returns. HD_E_INVALID, HD_E_CONTEXT (names the limit), HD_E_BUSY (queue full). */
+ * before this returns. HD_E_INVALID, HD_E_CONTEXT (names the limit), HD_E_BUSY (the queue is full,
+ * or the wait would be too long). */
 HD_MUST_CHECK hd_status hd_request_submit(hd_engine *e, const hd_request *r, uint64_t *id);
+/* Whether a request of this class, however short, would be accepted now: HD_E_BUSY if not. */
+HD_MUST_CHECK hd_status hd_engine_admits(const hd_engine *e, enum hd_service service);
+/* Seconds, at least 1, after which one that was refused with HD_E_BUSY may well be accepted. */
+int hd_engine_retry_s(const hd_engine *e, enum hd_service service);
 /* Ends a request in any state; harmless when it has ended already. */
 void hd_request_cancel(hd_engine *e, uint64_t id);
 /* The same for one whose answer is complete by what its receiver knows: it ends with STOP. */

@@ -58,6 +58,10 @@ void hd_handle_metrics(hd_call *c) {
         hd_metric_set(HD_M_KV_PAGES_USED, s.n_page_used);
         hd_metric_set(HD_M_KV_PAGES_CACHED, s.n_page_cached);
         hd_metric_set(HD_M_KV_PAGES_FREE, s.n_page_free);
+        for (int k = 0; k < HD_SERVICE_COUNT; k++) {
+            hd_metric_set((enum hd_metric)(HD_M_CLASS_WAITING + k), s.n_waiting_of[k]);
+            hd_metric_set((enum hd_metric)(HD_M_CLASS_WAIT + k), (double)s.wait_ns[k] * 1e-9);
+        }
     }
     hd_reply_clear(&c->reply);
     c->reply.code = 200;

@@ -76,6 +76,7 @@ const char *hd_http_reason(int code) {
                 {500, "Internal Server Error"},
                 {501, "Not Implemented"},
                 {503, "Service Unavailable"},
+                {504, "Gateway Timeout"},
                 {505, "HTTP Version Not Supported"}};
     for (size_t i = 0; i < HD_COUNT_OF(rows); i++)
         if (rows[i].code == code) return rows[i].reason;

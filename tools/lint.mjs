@@ -148,7 +148,7 @@ function checkTables(files, read, fault) {
     if (!takers.some((t) => t === '*' || (t && t.split(' ').every((c) => commands.has(c)))))
       fault('cmd/options.def', at, `option ${field}: its commands are not all in commands.def`);
   }
-  for (const [at, [, id]] of rows('lib/base/metrics.def', /^HD_(?:COUNTER|GAUGE|HISTOGRAM)\((\w+)/))
+  for (const [at, [, id]] of rows('lib/base/metrics.def', /^HD_(?:CLASS_)?(?:COUNTER|GAUGE|HISTOGRAM)\((\w+)/))
     if (!new RegExp(`\\bHD_M_${id}\\b`).test(code)) fault('lib/base/metrics.def', at, `metric ${id} is updated nowhere`);
 }
 

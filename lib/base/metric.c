@@ -31,6 +31,17 @@ static const struct {
 #define HD_COUNTER(id, name, help) [HD_M_##id] = {KIND_COUNTER, name, help, {0}},
 #define HD_GAUGE(id, name, help) [HD_M_##id] = {KIND_GAUGE, name, help, {0}},
 #define HD_HISTOGRAM(id, name, buckets, help) [HD_M_##id] = {KIND_HISTOGRAM, name, help, buckets},
+#define HD_CLASS_ROW(id, k, class, name, help, ...)                                                \
+    [HD_M_##id + HD_SERVICE_##class] = {k, name, help, __VA_ARGS__}
+#define HD_CLASS_ROWS(id, k, name, help, ...)                                                      \
+    HD_CLASS_ROW(id, k, INTERACTIVE, name "{class=\"interactive\"}", help, __VA_ARGS__),           \
+        HD_CLASS_ROW(id, k, STANDARD, name "{class=\"standard\"}", help, __VA_ARGS__),             \
+        HD_CLASS_ROW(id, k, BATCH, name "{class=\"batch\"}", help, __VA_ARGS__),                   \
+        HD_CLASS_ROW(id, k, OFFLINE, name "{class=\"offline\"}", help, __VA_ARGS__),
+#define HD_CLASS_COUNTER(id, name, help) HD_CLASS_ROWS(id, KIND_COUNTER, name, help, {0})
+#define HD_CLASS_GAUGE(id, name, help) HD_CLASS_ROWS(id, KIND_GAUGE, name, help, {0})
+#define HD_CLASS_HISTOGRAM(id, name, buckets, help)                                                \
+    HD_CLASS_ROWS(id, KIND_HISTOGRAM, name, help, buckets)
 #include "base/metrics.def"
 #undef HD_COUNTER
 #undef HD_GAUGE
@@ -97,25 +108,27 @@ static void number(hd_buf *b, double v) {
         hd_buf_addf(b, "%.17g\n", v);
 }
 
-static void render_histogram(hd_buf *b, int m, const char *model_name) {
+static void render_histogram(hd_buf *b, int m, const char *own, const char *model_name) {
     uint64_t below = 0;
+    int len = own ? (int)(own - rows[m].name) : (int)strlen(rows[m].name);
+    const char *name = rows[m].name;
     for (int i = 0; i < bucket_max && rows[m].bucket[i] > 0; i++) {
         char le[32];
         hd_buf le_buf = {.ptr = le, .room = sizeof le, .cap = sizeof le - 1};
         hd_buf_addf(&le_buf, "%g", rows[m].bucket[i]);
         below += atomic_load(&cells[m].bucket[i]);
-        hd_buf_addf(b, "%s_bucket", rows[m].name);
-        labels(b, NULL, model_name, le);
+        hd_buf_addf(b, "%.*s_bucket", len, name);
+        labels(b, own, model_name, le);
         hd_buf_addf(b, "%llu\n", (unsigned long long)below);
     }
     uint64_t n = atomic_load(&cells[m].n);
-    hd_buf_addf(b, "%s_bucket", rows[m].name);
-    labels(b, NULL, model_name, "+Inf");
-    hd_buf_addf(b, "%llu\n%s_sum", (unsigned long long)n, rows[m].name);
-    labels(b, NULL, model_name, NULL);
+    hd_buf_addf(b, "%.*s_bucket", len, name);
+    labels(b, own, model_name, "+Inf");
+    hd_buf_addf(b, "%llu\n%.*s_sum", (unsigned long long)n, len, name);
+    labels(b, own, model_name, NULL);
     number(b, atomic_load(&cells[m].value));
-    hd_buf_addf(b, "%s_count", rows[m].name);
-    labels(b, NULL, model_name, NULL);
+    hd_buf_addf(b, "%.*s_count", len, name);
+    labels(b, own, model_name, NULL);
     hd_buf_addf(b, "%llu\n", (unsigned long long)n);
 }
 
@@ -133,7 +146,7 @@ void hd_metric_render(hd_buf *b, const char *model_name) {
             last_len = len;
         }
         if (rows[m].kind == KIND_HISTOGRAM) {
-            render_histogram(b, m, model_name);
+            render_histogram(b, m, own, model_name);
             continue;
         }
         hd_buf_addf(b, "%.*s", (int)len, rows[m].name);

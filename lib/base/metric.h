@@ -5,15 +5,25 @@
 #define HD_BASE_METRIC_H
 
 #include "base/buf.h"
+#include "base/service.h"
 
 enum hd_metric {
 #define HD_COUNTER(id, name, help) HD_M_##id,
 #define HD_GAUGE(id, name, help) HD_M_##id,
 #define HD_HISTOGRAM(id, name, buckets, help) HD_M_##id,
+/* One for each service class: HD_M_<id> + class. */
+#define HD_CLASS_METRIC(id) HD_M_##id, HD_M_##id##_LAST = HD_M_##id + HD_SERVICE_COUNT - 1,
+#define HD_CLASS_COUNTER(id, name, help) HD_CLASS_METRIC(id)
+#define HD_CLASS_GAUGE(id, name, help) HD_CLASS_METRIC(id)
+#define HD_CLASS_HISTOGRAM(id, name, buckets, help) HD_CLASS_METRIC(id)
 #include "base/metrics.def"
 #undef HD_COUNTER
 #undef HD_GAUGE
 #undef HD_HISTOGRAM
+#undef HD_CLASS_METRIC
+#undef HD_CLASS_COUNTER
+#undef HD_CLASS_GAUGE
+#undef HD_CLASS_HISTOGRAM
     HD_METRIC_COUNT
 };
 

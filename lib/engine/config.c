@@ -14,5 +14,7 @@ void hd_engine_config_init(hd_engine_config *c) {
         .kv_cache_dtype = "auto",
         .enable_prefix_caching = true,
         .max_num_queued_reqs = 1024,
+        .scheduling_policy = "priority",
+        .elastic_batching = true,
     };
 }

@@ -4,9 +4,11 @@
 
 #include "base/log.h"
 #include "base/metric.h"
+#include "engine/measure.h"
 #include "engine/memory.h"
 #include "engine/request.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 #include <xxhash.h>
@@ -171,8 +173,41 @@ static hd_status fetch_step(void *ctx, hd_step_out *out) {
     return HD_OK;
 }
 
-static void open_loop(hd_engine *e, const hd_engine_config *c, enum hd_kv_type kv_type,
-                      const hd_engine_sizes *z) {
+/* What a step's time depends on besides its load. */
+static uint64_t profile_key(const hd_engine *e, const hd_engine_config *c) {
+    hd_buf b;
+    hd_buf_init(&b, 4096);
+    hd_buf_addf(&b, "%s %s %s %s %d %s", e->info.model_hash, e->info.backend, e->info.device,
+                e->info.kv_cache_dtype, c->n_thread, c->isa ? c->isa : "auto");
+    uint64_t key = XXH3_64bits(b.ptr, b.len);
+    hd_buf_fini(&b);
+    return key;
+}
+
+static bool exists(const char *path) {
+    FILE *f = fopen(path, "re");
+    if (f) fclose(f);
+    return f != NULL;
+}
+
+/* Read from its file when there is one, else begun with some measured steps. */
+static hd_status open_profile(hd_engine *e, const hd_engine_config *c, const hd_loop_config *lc) {
+    if (c->latency_profile) {
+        e->profile_path = keep(e, c->latency_profile);
+        e->profile_key = profile_key(e, c);
+        if (exists(c->latency_profile))
+            return hd_profile_load(c->latency_profile, e->profile_key, &e->profile);
+    }
+    e->profile = hd_profile_new();
+    if (c->measure_ms <= 0) return HD_OK;
+    progress(c, "measuring steps", 0.99);
+    hd_measure_steps(&lc->sched, &lc->stepper, lc->n_vocab, (int64_t)(c->measure_ms * 1e6),
+                     e->profile);
+    return HD_OK;
+}
+
+static hd_status open_loop(hd_engine *e, const hd_engine_config *c, enum hd_kv_type kv_type,
+                           const hd_engine_sizes *z) {
     const hd_hparams *hp = hd_model_hparams(e->model);
     int32_t end[2 + HD_CHAT_END_MAX] = {e->info.eos, hp->eos};
     int n_end = end[0] < 0 ? 0 : end[1] < 0 || end[1] == end[0] ? 1 : 2;
@@ -198,7 +233,11 @@ static void open_loop(hd_engine *e, const hd_engine_config *c, enum hd_kv_type k
     lc.sched.model_key = model_key(e, hp, kv_type);
     if (getrandom(&lc.seed, sizeof lc.seed, 0) != (ssize_t)sizeof lc.seed)
         lc.seed = (uint64_t)hd_now_ns();
-    e->loop = hd_loop_new(&lc);
+    hd_status s = open_profile(e, c, &lc);
+    lc.profile = e->profile;
+    lc.sched.profile = e->profile;
+    if (s == HD_OK) e->loop = hd_loop_new(&lc);
+    return s;
 }
 
 static void *engine_thread(void *arg) {
@@ -260,7 +299,7 @@ static hd_status open_parts(hd_engine *e, const hd_engine_config *c) {
     e->info.model_hash = keep(e, hash);
     if (c->expect_hash) HD_TRY(hd_checkpoint_expect_hash(e->checkpoint, c->expect_hash, hash));
     HD_TRY(open_model(e, c, kv_type, &z));
-    open_loop(e, c, kv_type, &z);
+    HD_TRY(open_loop(e, c, kv_type, &z));
     return start_thread(e);
 }
 
@@ -281,6 +320,13 @@ hd_status hd_engine_open(const hd_engine_config *c, hd_engine **out) {
     return HD_OK;
 }
 
+static void keep_profile(const hd_engine *e) {
+    if (!e->profile_path || hd_profile_n_step(e->profile) == 0) return;
+    if (hd_profile_save(e->profile, e->profile_path, e->profile_key) != HD_OK)
+        hd_log(HD_LOG_WARN, "the latency profile was not kept", "error", "s", hd_error_text(),
+               NULL);
+}
+
 void hd_engine_close(hd_engine *e) {
     if (!e) return;
     if (e->has_thread) {
@@ -288,6 +334,8 @@ void hd_engine_close(hd_engine *e) {
         pthread_join(e->thread, NULL);
     }
     hd_loop_free(e->loop);
+    if (e->has_thread) keep_profile(e);
+    hd_profile_free(e->profile);
     hd_model_close(e->model);
     hd_dev_close(&e->dev);
     hd_tokenizer_free(e->tokenizer);
@@ -310,6 +358,13 @@ hd_status hd_request_submit(hd_engine *e, const hd_request *r, uint64_t *id) {
         return s;
     }
     return hd_loop_submit(e->loop, r, id);
+}
+
+hd_status hd_engine_admits(const hd_engine *e, enum hd_service service) {
+    return hd_loop_admits(e->loop, service);
+}
+int hd_engine_retry_s(const hd_engine *e, enum hd_service service) {
+    return hd_loop_retry_s(e->loop, service);
 }
 
 void hd_request_cancel(hd_engine *e, uint64_t id) { hd_loop_cancel(e->loop, id); }

@@ -23,6 +23,9 @@ struct hd_engine {
     hd_model *model;
     uint64_t kv_lost; /* of the model, when last asked */
     hd_loop *loop;
+    hd_profile *profile;
+    uint64_t profile_key;
+    const char *profile_path; /* NULL: it is not kept */
     pthread_t thread;
     bool has_thread;
 };

@@ -19,7 +19,9 @@ struct hd_inbox {
     int32_t *free_slot; /* [n_free] */
     int n_free;
     uint64_t serial; /* of the last reservation */
-    int n_waiting, n_room;
+    hd_line line;
+    hd_pace pace;
+    int n_waiting; /* the line's sums */
     int64_t waiting_tok;
     const char *closed; /* NULL: open */
     bool is_woken;
@@ -35,7 +37,7 @@ hd_inbox *hd_inbox_new(const hd_inbox_limits *l) {
     /* Besides those waiting for the first time and those running: some were preempted, and some
      * have ended but wait for the end message that names them. */
     x->n_slot = l->n_waiting_max + 2 * l->n_running_max + 16;
-    x->n_room = l->n_running_max;
+    x->pace.n_room = l->n_running_max;
     x->ring = hd_alloc_zero(2 * (size_t)x->n_slot, sizeof *x->ring);
     x->slot = hd_alloc_zero((size_t)x->n_slot, sizeof(hd_job *));
     x->free_slot = hd_alloc_zero((size_t)x->n_slot, sizeof *x->free_slot);
@@ -65,39 +67,73 @@ void hd_inbox_free(hd_inbox *x) {
 
 int hd_inbox_n_slot(const hd_inbox *x) { return x->n_slot; }
 
-static hd_status refuse_busy(const hd_inbox *x, int n_prompt) {
-    int allowed = x->limits.n_waiting_max + x->n_room;
-    if (x->n_free == 0 || x->n_waiting >= allowed)
+static hd_status refuse_busy(const hd_inbox *x, const hd_inbox_ask *a) {
+    const hd_inbox_limits *l = &x->limits;
+    if (x->n_free == 0 || x->n_waiting >= l->n_waiting_max + x->pace.n_room)
         return HD_FAIL(BUSY, "the queue is full: %d requests wait, %d may", x->n_waiting,
-                       x->limits.n_waiting_max);
-    int64_t tok_max = x->limits.waiting_tok_max;
+                       l->n_waiting_max);
     /* One request alone may pass the bound: it would never be accepted otherwise. */
-    if (tok_max > 0 && x->n_waiting > 0 && x->waiting_tok + n_prompt > tok_max)
+    if (l->waiting_tok_max > 0 && x->n_waiting > 0 &&
+        x->waiting_tok + a->n_prompt > l->waiting_tok_max)
         return HD_FAIL(BUSY,
                        "the queue is full: %lld prompt tokens wait and %d are asked, %lld may",
-                       (long long)x->waiting_tok, n_prompt, (long long)tok_max);
+                       (long long)x->waiting_tok, a->n_prompt, (long long)l->waiting_tok_max);
+    int64_t wait_ns = hd_pace_wait_ns(&x->pace, &x->line, a->service);
+    int64_t max_ns = l->wait_max_ns[a->service];
+    if (max_ns > 0 && wait_ns > max_ns)
+        return HD_FAIL(BUSY,
+                       "the queue is too long: a request of class %s would wait %.1f s, %.1f "
+                       "s is the most",
+                       hd_service_name(a->service), (double)wait_ns * 1e-9, (double)max_ns * 1e-9);
+    if (a->deadline_ns > 0 && a->now_ns + wait_ns > a->deadline_ns)
+        return HD_FAIL(BUSY,
+                       "the queue is too long: the request would wait %.1f s, beyond its "
+                       "deadline",
+                       (double)wait_ns * 1e-9);
     return HD_OK;
 }
 
-hd_status hd_inbox_reserve(hd_inbox *x, int n_prompt, int64_t now_ns, uint64_t *id) {
+static hd_status refuse(const hd_inbox *x, const hd_inbox_ask *a) {
+    return x->closed ? HD_FAIL(UNAVAILABLE, "%s", x->closed) : refuse_busy(x, a);
+}
+
+static void join_line(hd_inbox *x, enum hd_service c, int n, int n_prompt) {
+    x->line.n[c] += n;
+    x->line.tok[c] += n_prompt;
+    x->n_waiting += n;
+    x->waiting_tok += n_prompt;
+    HD_DASSERT(x->line.n[c] >= 0 && x->line.tok[c] >= 0);
+}
+
+hd_status hd_inbox_would_reserve(hd_inbox *x, const hd_inbox_ask *a) {
     pthread_mutex_lock(&x->lock);
-    hd_status s = x->closed ? HD_FAIL(UNAVAILABLE, "%s", x->closed) : refuse_busy(x, n_prompt);
+    hd_status s = refuse(x, a);
+    pthread_mutex_unlock(&x->lock);
+    return s;
+}
+
+hd_status hd_inbox_reserve(hd_inbox *x, const hd_inbox_ask *a, uint64_t *id) {
+    pthread_mutex_lock(&x->lock);
+    hd_status s = refuse(x, a);
     if (s == HD_OK) {
         int slot = x->free_slot[--x->n_free];
         *id = ++x->serial * (uint64_t)x->n_slot + (uint64_t)slot;
-        x->n_waiting++;
-        x->waiting_tok += n_prompt;
-        if (atomic_load(&x->n_live) == 0) atomic_store(&x->busy_since, now_ns);
+        join_line(x, a->service, 1, a->n_prompt);
+        if (atomic_load(&x->n_live) == 0) atomic_store(&x->busy_since, a->now_ns);
         atomic_fetch_add(&x->n_live, 1);
     }
     pthread_mutex_unlock(&x->lock);
     return s;
 }
 
-static void leave_line(hd_inbox *x, int n_prompt) {
-    x->n_waiting--;
-    x->waiting_tok -= n_prompt;
-    HD_DASSERT(x->n_waiting >= 0 && x->waiting_tok >= 0);
+int64_t hd_inbox_wait_ns(hd_inbox *x, enum hd_service c, int64_t *retry_ns) {
+    pthread_mutex_lock(&x->lock);
+    int64_t wait_ns = hd_pace_wait_ns(&x->pace, &x->line, c);
+    int64_t max_ns = x->limits.wait_max_ns[c];
+    *retry_ns = x->pace.seq_ns; /* until a place in the line is free */
+    if (max_ns > 0 && wait_ns - max_ns > *retry_ns) *retry_ns = wait_ns - max_ns;
+    pthread_mutex_unlock(&x->lock);
+    return wait_ns;
 }
 
 static void free_slot(hd_inbox *x, uint64_t id) {
@@ -106,9 +142,9 @@ static void free_slot(hd_inbox *x, uint64_t id) {
     x->free_slot[x->n_free++] = slot;
 }
 
-void hd_inbox_forsake(hd_inbox *x, uint64_t id, int n_prompt) {
+void hd_inbox_forsake(hd_inbox *x, uint64_t id, const hd_inbox_ask *a) {
     pthread_mutex_lock(&x->lock);
-    leave_line(x, n_prompt);
+    join_line(x, a->service, -1, -a->n_prompt);
     free_slot(x, id);
     atomic_fetch_sub(&x->n_live, 1);
     pthread_mutex_unlock(&x->lock);
@@ -169,17 +205,17 @@ bool hd_inbox_pop(hd_inbox *x, hd_inbox_message *out) {
     return found;
 }
 
-void hd_inbox_left(hd_inbox *x, int n_prompt) {
+void hd_inbox_left(hd_inbox *x, enum hd_service c, int n_prompt) {
     pthread_mutex_lock(&x->lock);
-    leave_line(x, n_prompt);
+    join_line(x, c, -1, -n_prompt);
     pthread_mutex_unlock(&x->lock);
 }
 
 void hd_inbox_ended(hd_inbox *x) { atomic_fetch_sub(&x->n_live, 1); }
 
-void hd_inbox_set_room(hd_inbox *x, int n_seq) {
+void hd_inbox_set_pace(hd_inbox *x, const hd_pace *p) {
     pthread_mutex_lock(&x->lock);
-    x->n_room = n_seq;
+    x->pace = *p;
     pthread_mutex_unlock(&x->lock);
 }
 
@@ -199,7 +235,7 @@ hd_job *hd_inbox_job_at(hd_inbox *x, int slot) {
     return j;
 }
 
-void hd_inbox_wait(hd_inbox *x, int64_t timeout_ns) {
+void hd_inbox_sleep(hd_inbox *x, int64_t timeout_ns) {
     struct timespec end;
     clock_gettime(CLOCK_MONOTONIC, &end);
     int64_t nsec = end.tv_nsec + timeout_ns % 1000000000;

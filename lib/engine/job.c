@@ -21,6 +21,7 @@ hd_status hd_job_new(const hd_job_spec *spec, hd_job **out) {
     j->user = r->user;
     j->submitted_ns = spec->now_ns;
     j->n_prompt = r->n_prompt;
+    j->service = r->service;
     j->n_new_max = spec->n_new_max;
     j->n_new_min = r->min_tokens;
     int n_end = spec->n_end_token + (r->is_chat ? spec->n_chat_end_token : 0);
@@ -31,7 +32,11 @@ hd_status hd_job_new(const hd_job_spec *spec, hd_job **out) {
     hd_seq_spec seq = {.prompt = r->prompt,
                        .n_prompt = r->n_prompt,
                        .n_new_max = j->n_new_max,
+                       .service = r->service,
                        .priority = r->priority,
+                       .tenant = r->tenant,
+                       .submitted_ns = spec->now_ns,
+                       .deadline_ns = r->deadline_ns,
                        .salt = r->cache_salt,
                        .user = j};
     j->seq = hd_seq_new(spec->sched, &seq);

@@ -22,6 +22,7 @@ struct hd_loop {
     char step_error[256]; /* of step_status */
     hd_job **out_job;     /* [n_out of the step under way] NULL: ended since */
     int n_out_job;
+    hd_step_load load;                      /* of the step under way */
     bool is_under_way;                      /* a step was enqueued and not told */
     bool needs_host;                        /* a draw of it is the host's: it is told at once */
     int64_t now_ns, step_from_ns, began_ns; /* began: the step under way, about */
@@ -30,6 +31,7 @@ struct hd_loop {
     hd_sched_stats before; /* as of the last publish: metrics are told the difference */
     uint64_t generated_before, step_before;
     hd_stats_board *board;
+    int64_t ttft_ns[HD_SERVICE_COUNT]; /* the classes' targets */
     _Atomic uint64_t next_seed;
     _Atomic bool is_stopping;
 };
@@ -43,6 +45,11 @@ hd_loop *hd_loop_new(const hd_loop_config *c) {
     hd_inbox_limits limits = {.n_running_max = c->sched.n_seq_max,
                               .n_waiting_max = c->n_queue_max,
                               .waiting_tok_max = c->queue_tok_max};
+    for (int k = 0; k < HD_SERVICE_COUNT; k++) {
+        hd_service_target t = hd_service_defaults((enum hd_service)k, c->sched.target[k]);
+        limits.wait_max_ns[k] = t.wait_ns;
+        l->ttft_ns[k] = t.ttft_ns;
+    }
     l->inbox = hd_inbox_new(&limits);
     l->sched = hd_sched_new(&l->c.sched);
     l->desk = hd_sampler_desk_new(c->n_vocab, c->no_token, c->n_no_token);
@@ -73,12 +80,12 @@ void hd_loop_free(hd_loop *l) {
 
 static int64_t clock_now(const hd_loop *l) { return l->c.clock.now_ns(l->c.clock.ctx); }
 
-static void count(const hd_loop *l, enum hd_metric m, double v) {
-    if (l->c.has_metrics && v > 0) hd_metric_add(m, v);
+static void count(const hd_loop *l, unsigned m, double v) {
+    if (l->c.has_metrics && v > 0) hd_metric_add((enum hd_metric)m, v);
 }
 
-static void observe(const hd_loop *l, enum hd_metric m, int64_t from_ns, int64_t to_ns) {
-    if (l->c.has_metrics) hd_metric_observe(m, (double)(to_ns - from_ns) * 1e-9);
+static void observe(const hd_loop *l, unsigned m, int64_t from_ns, int64_t to_ns) {
+    if (l->c.has_metrics) hd_metric_observe((enum hd_metric)m, (double)(to_ns - from_ns) * 1e-9);
 }
 
 /* ---- submit and cancel: any thread ---- */
@@ -92,9 +99,14 @@ hd_status hd_loop_submit(hd_loop *l, const hd_request *r, uint64_t *id) {
                            : hd_sched_fits(&l->c.sched, r->n_prompt, n_new_max);
     if (s == HD_OK && r->n_stop > 0 && !l->c.tokenizer)
         s = HD_FAIL(UNSUPPORTED, "stop strings need a tokenizer; the model has none");
-    if (s == HD_OK) s = hd_inbox_reserve(l->inbox, r->n_prompt, now_ns, id);
+    hd_inbox_ask ask = {.service = r->service,
+                        .n_prompt = r->n_prompt,
+                        .now_ns = now_ns,
+                        .deadline_ns = r->deadline_ns};
+    if (s == HD_OK) s = hd_inbox_reserve(l->inbox, &ask, id);
     if (s != HD_OK) {
         count(l, HD_M_REJECTED, 1);
+        if (s == HD_E_BUSY) count(l, HD_M_CLASS_REFUSED + r->service, 1);
         return s;
     }
     hd_job_spec spec = {.request = r,
@@ -112,9 +124,24 @@ hd_status hd_loop_submit(hd_loop *l, const hd_request *r, uint64_t *id) {
     if (s == HD_OK) s = hd_inbox_post_submit(l->inbox, j);
     if (s == HD_OK) return HD_OK;
     hd_job_free(j);
-    hd_inbox_forsake(l->inbox, *id, r->n_prompt);
+    hd_inbox_forsake(l->inbox, *id, &ask);
     count(l, HD_M_REJECTED, 1);
     return s;
+}
+
+hd_status hd_loop_admits(const hd_loop *l, enum hd_service service) {
+    hd_inbox_ask ask = {.service = service, .n_prompt = 1};
+    hd_status s = hd_inbox_would_reserve(l->inbox, &ask);
+    if (s != HD_OK) count(l, HD_M_REJECTED, 1);
+    if (s == HD_E_BUSY) count(l, HD_M_CLASS_REFUSED + service, 1);
+    return s;
+}
+
+int hd_loop_retry_s(const hd_loop *l, enum hd_service service) {
+    int64_t retry_ns;
+    hd_inbox_wait_ns(l->inbox, service, &retry_ns);
+    int64_t s = retry_ns / 1000000000 + 1;
+    return s < 3600 ? (int)s : 3600;
 }
 
 void hd_loop_cancel(hd_loop *l, uint64_t id) {
@@ -148,7 +175,7 @@ static void end_job(hd_loop *l, hd_job *j, enum hd_finish finish, hd_status stat
     if (j->is_submitted && status == HD_E_NUMERIC) hd_sched_distrust(l->sched, j->seq);
     if (j->is_submitted) hd_sched_finish(l->sched, j->seq);
     j->is_submitted = false;
-    if (!j->is_admitted) hd_inbox_left(l->inbox, j->n_prompt);
+    if (!j->is_admitted) hd_inbox_left(l->inbox, j->service, j->n_prompt);
     hd_inbox_ended(l->inbox);
     j->ev.finish = finish;
     j->ev.status = status;
@@ -167,7 +194,7 @@ static void note_admitted(hd_loop *l, hd_job *j) {
     j->is_admitted = true;
     j->ev.admitted_ns = hd_seq_admitted_ns(j->seq);
     j->ev.n_hit = hd_seq_n_hit(j->seq);
-    hd_inbox_left(l->inbox, j->n_prompt);
+    hd_inbox_left(l->inbox, j->service, j->n_prompt);
     observe(l, HD_M_QUEUE_TIME, j->submitted_ns, j->ev.admitted_ns);
 }
 
@@ -196,7 +223,20 @@ static void plan_draw(const hd_job *j, hd_draw *out) {
     if (j->ev.n_generated + n_pending < j->n_new_min) out->is_host = true; /* ends are banned */
 }
 
+/* Work that nobody can use any more makes room before the next step is planned. */
+static void end_expired(hd_loop *l) {
+    for (hd_seq *q; (q = hd_sched_expired(l->sched, l->now_ns));) {
+        hd_job *j = hd_seq_user(q);
+        count(l, HD_M_DEADLINE_LOST, 1);
+        end_job(l, j, HD_FINISH_ERROR,
+                HD_FAIL(DEADLINE, "the request's deadline cannot be kept: %s, %d tokens generated",
+                        j->is_admitted ? "it has passed" : "its prompt would take longer",
+                        j->ev.n_generated));
+    }
+}
+
 static int plan(hd_loop *l) {
+    end_expired(l);
     int n_row = hd_sched_plan(l->sched, l->now_ns, &l->batch);
     for (int i = 0; i < l->batch.n_seq && n_row > 0; i++)
         note_admitted(l, hd_seq_user(hd_sched_seq_at(l->sched, &l->batch, i)));
@@ -264,6 +304,9 @@ static void commit_token(hd_loop *l, hd_job *j, int i) {
     if (ev->n_generated++ == 0) {
         ev->first_token_ns = l->now_ns;
         observe(l, HD_M_TTFT, j->submitted_ns, l->now_ns);
+        observe(l, HD_M_CLASS_TTFT + j->service, j->submitted_ns, l->now_ns);
+        if (l->now_ns - j->submitted_ns > l->ttft_ns[j->service])
+            count(l, HD_M_CLASS_LATE + j->service, 1);
     } else {
         observe(l, HD_M_ITL, j->last_token_ns, l->now_ns);
     }
@@ -282,6 +325,12 @@ static void break_down(hd_loop *l, hd_status s) {
     hd_loop_end_all(l, s);
 }
 
+static void learn(hd_loop *l, int64_t step_ns) {
+    int64_t p95_ns = hd_profile_p95_ns(l->c.profile, &l->load);
+    if (p95_ns > 0 && step_ns > p95_ns) count(l, HD_M_STEP_OVER_P95, 1);
+    hd_profile_learn(l->c.profile, &l->load, step_ns);
+}
+
 /* The tokens of the step under way go to their jobs; false: there is none. */
 static bool tell(hd_loop *l) {
     if (!l->is_under_way) return false;
@@ -297,6 +346,7 @@ static bool tell(hd_loop *l) {
         break_down(l, s);
         return true;
     }
+    if (l->c.profile) learn(l, l->now_ns - l->began_ns);
     for (int i = 0; i < l->n_out_job; i++) {
         hd_job *j = l->out_job[i];
         if (!j) continue;
@@ -336,6 +386,7 @@ static void commit(hd_loop *l) {
     hd_sched_commit(l->sched, &l->batch);
     l->is_under_way = true;
     l->began_ns = l->step_from_ns > l->total.last_step_ns ? l->step_from_ns : l->total.last_step_ns;
+    l->load = hd_step_load_of(&l->batch);
     l->needs_host = false;
     l->n_out_job = l->batch.n_out;
     for (int i = 0; i < l->n_out_job; i++) {
@@ -414,7 +465,7 @@ void hd_loop_run(hd_loop *l) {
         if (hd_loop_turn(l)) continue;
         /* With requests alive, the submitter of one is about to post it: look again soon. */
         bool is_idle = hd_inbox_n_live(l->inbox) == 0;
-        hd_inbox_wait(l->inbox, is_idle ? 0 : 10 * 1000 * 1000);
+        hd_inbox_sleep(l->inbox, is_idle ? 0 : 10 * 1000 * 1000);
     }
     hd_loop_end_all(l, HD_OK);
 }
@@ -441,12 +492,16 @@ static void publish(hd_loop *l) {
     t->n_preempt = s.n_preempt;
     t->recomputed_tok = s.recomputed_tok;
     hd_stats_board_put(l->board, t);
-    hd_inbox_set_room(l->inbox, s.n_waiting > 0 ? 0 : l->c.sched.n_seq_max - s.n_running);
+    memcpy(t->n_waiting_of, s.n_waiting_of, sizeof t->n_waiting_of);
+    hd_pace pace;
+    hd_sched_get_pace(l->sched, l->now_ns, &pace);
+    hd_inbox_set_pace(l->inbox, &pace);
     count(l, HD_M_PROMPT_TOK, (double)(s.prompt_tok - l->before.prompt_tok));
     count(l, HD_M_PREFIX_QUERIES, (double)(s.prompt_tok - l->before.prompt_tok));
     count(l, HD_M_PREFIX_HITS, (double)(s.hit_tok - l->before.hit_tok));
     count(l, HD_M_PREEMPTIONS, (double)(s.n_preempt - l->before.n_preempt));
     count(l, HD_M_RECOMPUTED_TOK, (double)(s.recomputed_tok - l->before.recomputed_tok));
+    count(l, HD_M_AGED, (double)(s.n_aged - l->before.n_aged));
     count(l, HD_M_GEN_TOK, (double)(t->generated_tok - l->generated_before));
     count(l, HD_M_STEPS, (double)(t->n_step - l->step_before));
     l->before = s;
@@ -457,6 +512,9 @@ static void publish(hd_loop *l) {
 void hd_loop_get_stats(const hd_loop *l, hd_engine_stats *out) {
     hd_stats_board_get(l->board, out);
     out->n_waiting += hd_inbox_n_unread(l->inbox);
+    int64_t retry_ns;
+    for (int k = 0; k < HD_SERVICE_COUNT; k++)
+        out->wait_ns[k] = hd_inbox_wait_ns(l->inbox, (enum hd_service)k, &retry_ns);
     out->stuck_ns = 0;
     if (hd_inbox_n_live(l->inbox) == 0 || out->is_failed) return;
     int64_t since = hd_inbox_busy_since(l->inbox);

@@ -35,7 +35,9 @@ typedef struct hd_stepper {
 
 typedef struct hd_loop_config {
     hd_sched_config sched;
-    int n_queue_max;       /* waiting requests, beyond those that could run now */
+    hd_profile *profile; /* learns every step's time; borrowed; NULL: none does. The scheduler's own
+                            is sched.profile, usually the same */
+    int n_queue_max;     /* waiting requests, beyond those that could run now */
     int64_t queue_tok_max; /* their prompt tokens; 0: no bound */
     hd_clock clock;
     hd_stepper stepper;
@@ -54,9 +56,12 @@ hd_loop *hd_loop_new(const hd_loop_config *c);
 /* After hd_loop_end_all, or when every request has ended. Accepts NULL. */
 void hd_loop_free(hd_loop *l);
 
+/* See hd_engine_admits and hd_engine_retry_s; any thread. */
+HD_MUST_CHECK hd_status hd_loop_admits(const hd_loop *l, enum hd_service service);
+int hd_loop_retry_s(const hd_loop *l, enum hd_service service);
 /* Any thread. The request is validated (hd_request_check) except for stop strings, whose limits
- * hd_stream_new checks: HD_E_INVALID. HD_E_CONTEXT: never fits. HD_E_BUSY: too many wait.
- * HD_E_UNAVAILABLE: stopped. */
+ * hd_stream_new checks: HD_E_INVALID. HD_E_CONTEXT: never fits. HD_E_BUSY: too many wait, or it
+ * would wait too long. HD_E_UNAVAILABLE: stopped. */
 HD_MUST_CHECK hd_status hd_loop_submit(hd_loop *l, const hd_request *r, uint64_t *id);
 void hd_loop_cancel(hd_loop *l, uint64_t id);
 void hd_loop_finish(hd_loop *l, uint64_t id);

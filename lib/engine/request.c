@@ -8,7 +8,7 @@ void hd_sampling_init(hd_sampling *s) {
 }
 
 void hd_request_init(hd_request *r) {
-    *r = (hd_request){0};
+    *r = (hd_request){.service = HD_SERVICE_STANDARD};
     hd_sampling_init(&r->sampling);
 }
 

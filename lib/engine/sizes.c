@@ -22,6 +22,10 @@ static hd_status check_range(const char *field, int64_t v, int64_t min, int64_t 
                    (long long)max, (long long)v);
 }
 
+static bool is_fcfs(const hd_engine_config *c) {
+    return c->scheduling_policy && strcmp(c->scheduling_policy, "fcfs") == 0;
+}
+
 static hd_status check_config(const hd_engine_config *c) {
     HD_TRY(check_range("max_model_len", c->max_model_len, 0, INT_MAX));
     HD_TRY(check_range("max_num_seqs", c->max_num_seqs, 1, 4096));
@@ -32,6 +36,11 @@ static hd_status check_config(const hd_engine_config *c) {
         check_range("max_tokens_in_paged_kv_cache", c->max_tokens_in_paged_kv_cache, 0, INT64_MAX));
     HD_TRY(check_range("max_num_queued_reqs", c->max_num_queued_reqs, 1, 1000000));
     HD_TRY(check_range("max_num_queued_tokens", c->max_num_queued_tokens, 0, INT64_MAX));
+    const char *policy = c->scheduling_policy;
+    if (policy && strcmp(policy, "priority") != 0 && !is_fcfs(c))
+        return HD_FAIL(INVALID, "scheduling_policy: expected priority or fcfs, found '%s'", policy);
+    if (!(c->max_step_ms >= 0 && c->max_step_ms <= 1e9))
+        return HD_FAIL(INVALID, "max_step_ms: expected 0 to 1e9, found %g", c->max_step_ms);
     double f = c->kv_cache_free_mem_fraction;
     if (!(f > 0 && f <= 1))
         return HD_FAIL(INVALID,
@@ -123,5 +132,9 @@ void hd_engine_sched_config(const hd_engine_config *c, const hd_engine_sizes *z,
                              .page_tok = c->block_size,
                              .prefix_cache = c->enable_prefix_caching,
                              .exact = c->exact,
-                             .expand_min = z->expand_min};
+                             .expand_min = z->expand_min,
+                             .policy = is_fcfs(c) ? HD_SCHED_FCFS : HD_SCHED_PRIORITY,
+                             .step_max_ns = (int64_t)(c->max_step_ms * 1e6),
+                             .elastic = c->elastic_batching};
+    memcpy(out->target, c->target, sizeof out->target);
 }

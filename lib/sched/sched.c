@@ -6,6 +6,9 @@
 
 #include <string.h>
 
+/* Generated tokens that a request is expected to take while none has ended. */
+static const double OUT_MEAN_START = 128;
+
 int hd_sched_pages_for(const hd_sched_config *c, int n_pos) {
     return (n_pos + c->page_tok - 1) / c->page_tok;
 }
@@ -35,6 +38,14 @@ hd_sched *hd_sched_new(const hd_sched_config *c) {
     for (int i = 0; i < s->n_slot; i++) s->free_slot[i] = s->n_slot - 1 - i;
     s->n_free_slot = s->n_slot;
     s->horizon_tok = c->page_tok;
+    s->expiry_ns = INT64_MAX;
+    for (int k = 0; k < HD_SERVICE_COUNT; k++) {
+        s->target[k] = hd_service_defaults((enum hd_service)k, c->target[k]);
+        s->out_mean[k] = OUT_MEAN_START;
+    }
+    s->out_mean_all = OUT_MEAN_START;
+    s->len_mean = 2 * OUT_MEAN_START;
+    s->miss_mean = 1;
     return s;
 }
 
@@ -62,7 +73,12 @@ hd_seq *hd_seq_new(const hd_sched_config *c, const hd_seq_spec *spec) {
     hd_seq *q = hd_alloc_zero(1, sizeof *q);
     q->salt = spec->salt;
     q->user = spec->user;
+    HD_ASSERT((int)spec->service >= 0 && spec->service < HD_SERVICE_COUNT);
+    q->service = spec->service;
     q->priority = spec->priority;
+    q->tenant = spec->tenant;
+    q->submitted_ns = spec->submitted_ns;
+    q->deadline_ns = spec->deadline_ns;
     q->state = HD_SEQ_NEW;
     q->n_prompt = q->n_tok = spec->n_prompt;
     q->n_new_max = spec->n_new_max;
@@ -91,51 +107,37 @@ void hd_seq_free(hd_seq *q) {
     hd_free(q);
 }
 
-/* Queue */
+/* Queues */
 
-static bool is_before(const hd_seq *a, const hd_seq *b) {
-    if (a->priority != b->priority) return a->priority < b->priority;
-    if (a->preempted != b->preempted) return a->preempted;
-    return a->order < b->order;
-}
-
-/* Searched from the end where q most likely belongs. */
+/* Searched from the end: most arrivals belong there. */
 void hd_sched_enqueue(hd_sched *s, hd_seq *q) {
-    hd_seq *after;
-    if (q->preempted) {
-        hd_seq *next = s->head;
-        while (next && is_before(next, q)) next = next->next;
-        after = next ? next->prev : s->tail;
-    } else {
-        after = s->tail;
-        while (after && is_before(q, after)) after = after->prev;
-    }
+    if (q->bucket == HD_BUCKET_AGED) q->bucket = 0; /* preempted */
+    hd_seq *after = s->queue[q->bucket].tail;
+    while (after && hd_sched_is_before(q, after)) after = after->prev;
     q->prev = after;
-    q->next = after ? after->next : s->head;
-    if (q->next)
-        q->next->prev = q;
-    else
-        s->tail = q;
-    if (after)
-        after->next = q;
-    else
-        s->head = q;
+    q->next = after ? after->next : s->queue[q->bucket].head;
+    *(q->next ? &q->next->prev : &s->queue[q->bucket].tail) = q;
+    *(after ? &after->next : &s->queue[q->bucket].head) = q;
     q->state = HD_SEQ_WAITING;
     s->n_waiting++;
+    s->n_waiting_of[q->service]++;
 }
 
 void hd_sched_dequeue(hd_sched *s, hd_seq *q) {
     HD_ASSERT(q->state == HD_SEQ_WAITING);
-    if (q->prev)
-        q->prev->next = q->next;
-    else
-        s->head = q->next;
-    if (q->next)
-        q->next->prev = q->prev;
-    else
-        s->tail = q->prev;
+    *(q->prev ? &q->prev->next : &s->queue[q->bucket].head) = q->next;
+    *(q->next ? &q->next->prev : &s->queue[q->bucket].tail) = q->prev;
     q->prev = q->next = NULL;
     s->n_waiting--;
+    s->n_waiting_of[q->service]--;
+    if (s->n_waiting == 0) hd_fair_idle(&s->fair);
+}
+
+hd_seq *hd_sched_next_waiting(const hd_sched *s, const hd_seq *q) {
+    if (q && q->next) return q->next;
+    for (int k = q ? q->bucket + 1 : 0; k < HD_BUCKET_COUNT; k++)
+        if (s->queue[k].head) return s->queue[k].head;
+    return NULL;
 }
 
 hd_status hd_sched_fits(const hd_sched_config *c, int n_prompt, int n_new_max) {
@@ -170,6 +172,7 @@ hd_status hd_sched_submit(hd_sched *s, hd_seq *q) {
     HD_ASSERT(q->state == HD_SEQ_NEW);
     HD_TRY(hd_sched_fits(&s->c, q->n_prompt, q->n_new_max));
     q->order = ++s->n_submit;
+    hd_sched_rank(s, q);
     hd_sched_enqueue(s, q);
     return HD_OK;
 }
@@ -179,7 +182,7 @@ hd_status hd_sched_submit(hd_sched *s, hd_seq *q) {
 int hd_sched_start(hd_sched *s, hd_seq *q) {
     HD_ASSERT(s->n_run < s->n_slot && s->n_free_slot > 0);
     int at = s->n_run++;
-    for (; at > 0 && hd_sched_runs_before(q, s->run[at - 1]); at--) s->run[at] = s->run[at - 1];
+    for (; at > 0 && hd_sched_is_before(q, s->run[at - 1]); at--) s->run[at] = s->run[at - 1];
     s->run[at] = q;
     q->slot = s->free_slot[--s->n_free_slot];
     q->state = HD_SEQ_RUNNING;
@@ -283,6 +286,7 @@ void hd_sched_finish(hd_sched *s, hd_seq *q) {
         hd_sched_stop(s, q);
         s->horizon_tok -= (s->horizon_tok - s->c.page_tok) / HD_SCHED_HORIZON_DOWN;
     }
+    hd_sched_note_end(s, q);
     q->state = HD_SEQ_DONE;
 }
 
@@ -300,8 +304,10 @@ void hd_sched_get_stats(const hd_sched *s, hd_sched_stats *out) {
                             .n_page_used = s->c.n_page - n_free - n_cached,
                             .n_preempt = s->n_preempt,
                             .recomputed_tok = s->recomputed_tok,
+                            .n_aged = s->n_aged,
                             .prompt_tok = s->prompt_tok,
                             .hit_tok = s->hit_tok};
+    memcpy(out->n_waiting_of, s->n_waiting_of, sizeof out->n_waiting_of);
 }
 
 void hd_sched_drop_cache(hd_sched *s) { hd_prefix_drop_cached(s->prefix); }
@@ -316,3 +322,5 @@ const uint8_t *hd_seq_forms(const hd_seq *q) { return q->form; }
 int hd_seq_n_hit(const hd_seq *q) { return q->n_hit; }
 int hd_seq_n_computed(const hd_seq *q) { return q->n_computed; }
 int64_t hd_seq_admitted_ns(const hd_seq *q) { return q->admitted_ns; }
+enum hd_service hd_seq_service(const hd_seq *q) { return q->service; }
+int64_t hd_seq_due_ns(const hd_seq *q) { return q->due_ns; }

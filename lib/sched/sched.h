@@ -17,18 +17,32 @@
  * which names them by their slot. They are resolved, or their sequences finished, before that next
  * step is committed or abandoned. Pages are shared once their tokens are known.
  *
- * Policy. Decoding sequences first, one row each; then prompt chunks under the token budget; by
- * priority, then by order of submission. At most min(n_seq_max, n_row_max) sequences run, so each
- * of them gets a row. A sequence is admitted when a slot is free and the pool holds all pages of
- * its known tokens, and beyond them what the running sequences will take over a horizon of next
- * tokens, which grows with each preemption and shrinks as sequences end: so that preemption does
- * not thrash. A sequence blocked by pages blocks those behind it. The step that admits a sequence
- * computes rows of it. A decoding sequence that finds no page preempts the last in (priority, order
- * of submission), itself if it is that: the first one always advances. A preempted sequence returns
- * to the front of its priority and is computed again.
+ * Policy (docs/adr/0007-rank-and-profile.md). Every sequence has a rank, given at submission:
+ * (bucket, due time, order), least first. The bucket is its service class, or the first behind it
+ * whose target a prompt that long can keep; it is due at submission + its class's target, earlier
+ * for a deadline or a negative priority, later for a positive one and by what its tenant is ahead
+ * of its fair share. First come, first served is the same with the rank (0, 0, order).
+ *
+ * Decoding sequences come first, one row each; then prompt chunks in order of rank, as many rows as
+ * the token budget has and, when step times are known, as keep the step's predicted P95 within the
+ * tolerance of those who decode in it. The tolerance is wider when the most urgent prompt would be
+ * late otherwise, or more load is forecast than the machine can do.
+ *
+ * At most min(n_seq_max, n_row_max) sequences run, so each of them gets a row. A sequence is
+ * admitted in order of rank when a slot is free and the pool holds all pages of its known tokens,
+ * and beyond them what the running sequences will take over a horizon of next tokens, which grows
+ * with each preemption and shrinks as sequences end: so that preemption does not thrash. A sequence
+ * blocked by pages blocks those behind it, but may take the place of one in a later bucket. One
+ * admission in AGED_EVERY belongs to the sequence that is longest overdue, in whatever bucket; it
+ * counts as most urgent from then on: so every bucket's wait is bounded. The step that admits a
+ * sequence computes rows of it.
+ *
+ * A decoding sequence that finds no page preempts, among those behind it in the last bucket, the
+ * one whose recomputation costs least for each page it frees, itself if there is none: the first
+ * one always advances. A preempted sequence keeps its rank and is computed again.
  *
  * A prompt is matched against the prefix index when admitted; whole pages are reused, never the
- * last known token. When a running sequence of equal or more urgent priority is about to compute
+ * last known token. When a running sequence of the same or an earlier bucket is about to compute
  * pages that a waiting one could reuse, the waiting one is passed over until they are there.
  *
  * A prompt position's MLA form is chosen at first admission (expanded if at least expand_min prompt
@@ -44,7 +58,10 @@
 #define HD_SCHED_SCHED_H
 
 #include "base/batch.h"
+#include "base/service.h"
 #include "base/status.h"
+#include "sched/pace.h"
+#include "sched/profile.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -52,7 +69,13 @@
 typedef struct hd_sched hd_sched;
 typedef struct hd_seq hd_seq;
 
+enum hd_sched_policy { HD_SCHED_PRIORITY, HD_SCHED_FCFS };
+
+/* One admission in so many belongs to who is longest overdue. */
+enum { HD_SCHED_AGED_EVERY = 4 };
+
 typedef struct hd_sched_config {
+    enum hd_sched_policy policy;
     int n_seq_max; /* running sequences */
     int n_row_max; /* token budget of a step (max_num_batched_tokens) */
     int chunk_max; /* prompt tokens of one sequence in a step; 0: the budget */
@@ -63,14 +86,23 @@ typedef struct hd_sched_config {
     bool exact;         /* determinism level 2: absorbed everywhere */
     int expand_min;     /* prompt tokens to compute from which the expanded form pays */
     uint64_t model_key; /* starts every fingerprint chain: weights, KV type, rope settings */
+    hd_service_target target[HD_SERVICE_COUNT]; /* 0: the class's defaults */
+    int64_t step_max_ns;                        /* bound of a step's predicted P95; 0: none */
+    bool elastic;                               /* a step's bound follows the forecast load */
+    const hd_profile *profile; /* borrowed; NULL, or while it knows nothing: no predictions */
 } hd_sched_config;
 
 typedef struct hd_seq_spec {
     const int32_t *prompt; /* copied; n_prompt >= 1 */
     int n_prompt;
     int n_new_max; /* tokens to generate at most, >= 1 */
-    int priority;  /* lower is sooner, as vLLM's */
-    uint64_t salt; /* tenant salt of the fingerprint chain; 0: shared */
+    enum hd_service service;
+    int priority; /* lower is sooner, as vLLM's: each unit moves the due time by the class's target,
+                     within -8..8 */
+    uint64_t tenant;      /* who shares fairly with others */
+    int64_t submitted_ns; /* on the clock of hd_sched_plan */
+    int64_t deadline_ns;  /* the answer is of no use after; 0: none */
+    uint64_t salt;        /* tenant salt of the fingerprint chain; 0: shared */
     void *user;
 } hd_seq_spec;
 
@@ -118,16 +150,24 @@ void hd_sched_resolve(hd_sched *s, hd_seq *q, int32_t token);
  * commit: its pages are released. */
 void hd_sched_finish(hd_sched *s, hd_seq *q);
 
+/* A sequence that cannot keep its deadline any more, or NULL: one that waits and whose prompt alone
+ * would take too long, or any whose deadline has passed. Follow with hd_sched_finish. Cheap while
+ * nothing has expired. */
+hd_seq *hd_sched_expired(hd_sched *s, int64_t now_ns);
+
 /* The numbers of a submitted sequence are wrong (not finite): no page that it holds is reused from
  * now on, by nobody. Follow with hd_sched_finish. */
 void hd_sched_distrust(hd_sched *s, hd_seq *q);
 
 typedef struct hd_sched_stats {
+    int n_waiting_of[HD_SERVICE_COUNT]; /* by class */
     int n_waiting, n_running, n_page, n_page_free, n_page_cached, n_page_used;
-    uint64_t n_preempt, recomputed_tok;
-    uint64_t prompt_tok, hit_tok; /* over admitted sequences, first admission only */
+    uint64_t n_preempt, recomputed_tok, n_aged; /* n_aged: admitted as the longest overdue */
+    uint64_t prompt_tok, hit_tok;               /* over admitted sequences, first admission only */
 } hd_sched_stats;
 void hd_sched_get_stats(const hd_sched *s, hd_sched_stats *out);
+/* How fast the line moves now, for hd_pace_wait_ns; zeros while nothing is known. */
+void hd_sched_get_pace(hd_sched *s, int64_t now_ns, hd_pace *out);
 /* Forgets every cached prefix that is not in use. */
 void hd_sched_drop_cache(hd_sched *s);
 
@@ -141,6 +181,8 @@ const uint8_t *hd_seq_forms(const hd_seq *q);  /* [n_tok] the record, once admit
 int hd_seq_n_hit(const hd_seq *q);             /* prompt tokens reused at first admission */
 int hd_seq_n_computed(const hd_seq *q);        /* positions whose KV exists */
 int64_t hd_seq_admitted_ns(const hd_seq *q);   /* first admission, or -1 */
+enum hd_service hd_seq_service(const hd_seq *q);
+int64_t hd_seq_due_ns(const hd_seq *q); /* of a submitted sequence */
 
 /* Asserts every invariant: reference counts equal uses, no page twice in a sequence, counts add up,
  * every index entry's page holds the tokens it is keyed by. */

@@ -33,7 +33,7 @@ static void check_running(const hd_sched *s) {
     for (int i = 0; i < s->n_run; i++) {
         const hd_seq *q = s->run[i];
         HD_ASSERT(q->state == HD_SEQ_RUNNING && q->admitted_ns >= 0);
-        HD_ASSERT(i == 0 || hd_sched_runs_before(s->run[i - 1], q));
+        HD_ASSERT(i == 0 || hd_sched_is_before(s->run[i - 1], q));
         HD_ASSERT(q->slot >= 0 && q->slot < s->n_slot);
         for (int k = 0; k < i; k++) HD_ASSERT(s->run[k]->slot != q->slot);
         for (int k = 0; k < s->n_free_slot; k++) HD_ASSERT(s->free_slot[k] != q->slot);
@@ -51,27 +51,33 @@ static void check_running(const hd_sched *s) {
     HD_ASSERT(s->c.prefix_cache || hd_pages_n_cached(s->pages) == 0);
 }
 
-static void check_queue(const hd_sched *s) {
-    int n_waiting = 0;
+static void check_queue(const hd_sched *s, int k, int *n_waiting_of) {
     const hd_seq *before = NULL;
-    for (const hd_seq *q = s->head; q; before = q, q = q->next) {
+    for (const hd_seq *q = s->queue[k].head; q; before = q, q = q->next) {
         HD_ASSERT(q->state == HD_SEQ_WAITING && q->prev == before && q->slot < 0);
         HD_ASSERT(q->n_page == 0 && q->n_computed == 0 && q->n_indexed == 0);
-        HD_ASSERT(q->preempted == (q->admitted_ns >= 0));
-        HD_ASSERT(!before || before->priority <= q->priority);
-        if (before && before->priority == q->priority) {
-            HD_ASSERT(before->preempted >= q->preempted);
-            HD_ASSERT(before->preempted > q->preempted || before->order < q->order);
-        }
-        n_waiting++;
+        HD_ASSERT(q->preempted == (q->admitted_ns >= 0) && q->bucket == k);
+        HD_ASSERT(!before || hd_sched_is_before(before, q));
+        HD_ASSERT(s->expiry_ns <= hd_sched_expiry_of(q));
+        n_waiting_of[q->service]++;
     }
-    HD_ASSERT(before == s->tail && n_waiting == s->n_waiting);
+    HD_ASSERT(before == s->queue[k].tail);
+}
+
+static void check_queues(const hd_sched *s) {
+    int n_waiting_of[HD_SERVICE_COUNT] = {0}, n_waiting = 0;
+    for (int k = 0; k < HD_BUCKET_COUNT; k++) check_queue(s, k, n_waiting_of);
+    for (int c = 0; c < HD_SERVICE_COUNT; c++) {
+        HD_ASSERT(n_waiting_of[c] == s->n_waiting_of[c]);
+        n_waiting += n_waiting_of[c];
+    }
+    HD_ASSERT(n_waiting == s->n_waiting);
 }
 
 void hd_sched_check(const hd_sched *s) {
     hd_prefix_check(s->prefix);
     check_running(s);
-    check_queue(s);
+    check_queues(s);
     for (int i = 0; i < s->n_flight; i++) {
         HD_ASSERT(!s->flight[i] || s->flight[i]->flight_ix == i);
     }

@@ -1,12 +1,14 @@
 /* Inside the scheduler: its structures, shared by its files and nobody else.
  *
- * sched.c holds a sequence's life (submit, commit, append, finish) and the queue; sched_plan.c
- * decides a step; sched_check.c asserts the invariants. */
+ * sched.c holds a sequence's life (submit, commit, append, finish) and the queues; rank.c gives
+ * ranks and predicts; sched_plan.c decides a step; sched_check.c asserts the invariants. */
 #ifndef HD_SCHED_SCHED_IMPL_H
 #define HD_SCHED_SCHED_IMPL_H
 
 #include "kv/pages.h"
 #include "kv/prefix.h"
+#include "sched/fair.h"
+#include "sched/forecast.h"
 #include "sched/sched.h"
 
 /* How far ahead the pages of running sequences are kept free when one more is admitted: at least a
@@ -16,11 +18,23 @@
  * with a constant page ahead 22 % and 96 %; with 4 and 16 for these 8.1 % and 82 %. */
 enum { HD_SCHED_HORIZON_UP = 8, HD_SCHED_HORIZON_DOWN = 64 };
 
+/* A sequence's bucket: its class or a later one; before them, who was admitted as longest overdue.
+ */
+enum { HD_BUCKET_AGED = -1, HD_BUCKET_COUNT = HD_SERVICE_COUNT };
+
 struct hd_seq {
     uint64_t salt;
     void *user;
+    enum hd_service service;
     int priority;
-    uint64_t order; /* of submission */
+    uint64_t tenant;
+    int64_t submitted_ns, deadline_ns;
+    /* The rank, with the order of submission. */
+    int bucket;
+    int64_t due_ns;
+    uint64_t order;
+    int64_t fair_start; /* hd_fair_tag.start */
+    int64_t prompt_ns;  /* predicted time of its prompt alone; 0: unknown */
     enum hd_seq_state state;
     int n_prompt, n_tok;
     int n_new_max, n_tok_max; /* n_tok_max: prompt and generated */
@@ -47,19 +61,30 @@ struct hd_sched {
     int n_page_seq; /* longest page table */
     hd_pages *pages;
     hd_prefix *prefix;
-    hd_seq **run; /* [n_slot] by (priority, order) */
+    hd_seq **run; /* [n_slot] by rank */
     int n_run;
     int32_t *free_slot; /* [n_slot] stack */
     int n_free_slot;
-    hd_seq *head, *tail; /* waiting, by (priority, preempted first, order) */
-    int n_waiting;
-    hd_seq **flight; /* [n_slot] sequences of the last planned batch; NULL where finished since */
+    struct {
+        hd_seq *head, *tail;
+    } queue[HD_BUCKET_COUNT]; /* waiting, by rank */
+    int n_waiting, n_waiting_of[HD_SERVICE_COUNT];
+    int n_since_aged; /* admissions since the longest overdue had one */
+    hd_service_target target[HD_SERVICE_COUNT];
+    hd_fair fair;
+    hd_forecast forecast;
+    /* Of the sequences that ended lately: generated tokens, by class and in all, and all tokens;
+     * of those that started, the share of the prompt that was not reused. */
+    double out_mean[HD_SERVICE_COUNT], out_mean_all, len_mean, miss_mean;
+    bool has_ended;    /* any; until then what is asked for stands for what comes */
+    int64_t expiry_ns; /* no deadline is lost before; INT64_MAX: there is none */
+    hd_seq **flight;   /* [n_slot] sequences of the last planned batch; NULL where finished since */
     int n_flight;
     bool in_flight;    /* planned, neither committed nor abandoned */
     bool prompts_next; /* unchunked: the next step belongs to a prompt alone */
     int horizon_tok;
     uint64_t n_submit;
-    uint64_t n_preempt, recomputed_tok, prompt_tok, hit_tok;
+    uint64_t n_preempt, recomputed_tok, n_aged, prompt_tok, hit_tok;
     int32_t *path; /* [n_page_seq] result of a match */
     int32_t *uses; /* [n_page] for the check */
 };
@@ -72,10 +97,30 @@ int hd_sched_start(hd_sched *s, hd_seq *q);
 /* Takes q from the running ones and gives up its pages and slot. */
 void hd_sched_stop(hd_sched *s, hd_seq *q);
 static inline int hd_sched_min(int a, int b) { return a < b ? a : b; }
-/* The order in which running sequences stand, are planned and, from the end, preempted. */
-static inline bool hd_sched_runs_before(const hd_seq *a, const hd_seq *b) {
-    return a->priority < b->priority || (a->priority == b->priority && a->order < b->order);
+/* The order of rank. */
+static inline bool hd_sched_is_before(const hd_seq *a, const hd_seq *b) {
+    if (a->bucket != b->bucket) return a->bucket < b->bucket;
+    return a->due_ns < b->due_ns || (a->due_ns == b->due_ns && a->order < b->order);
 }
+/* The next waiting sequence by rank after q (NULL: the first). */
+hd_seq *hd_sched_next_waiting(const hd_sched *s, const hd_seq *q);
+/* The waiting sequence that is longest overdue, or NULL: its turn has not come, or none is. */
+hd_seq *hd_sched_aged(const hd_sched *s, int64_t now_ns);
+
+/* Whether step times can be predicted. */
+static inline bool hd_sched_knows(const hd_sched *s) {
+    return s->c.profile && hd_profile_n_step(s->c.profile) > 0;
+}
+/* Gives q its rank, and counts its work for the forecast and its tenant. */
+void hd_sched_rank(hd_sched *s, hd_seq *q);
+/* Whether more load is forecast than the machine can do. */
+bool hd_sched_is_pressed(const hd_sched *s);
+/* q has ended or started: what is learned from it. */
+void hd_sched_note_end(hd_sched *s, const hd_seq *q);
+void hd_sched_note_start(hd_sched *s, const hd_seq *q);
+/* When q's deadline counts as lost; INT64_MAX: it has none. */
+int64_t hd_sched_expiry_of(const hd_seq *q);
+
 /* The tokens of q that are known: all but the last, at least. */
 int hd_seq_n_known(const hd_seq *q);
 /* Tokens of q to compute: known, not computed, and of use for a further token. */

@@ -5,7 +5,14 @@
 
 /* Waiting sequences looked at in one plan: each costs a match at most once, then one comparison
  * until the promise it was passed over for ends. */
-enum { LOOK_MAX = 64 };
+enum {
+    LOOK_MAX = 64,
+    /* Rows that a step gives to a prompt at least, whatever its bound: so that prompts advance.
+     * Longer chunks are multiples of it: kernels compute rows in tiles. */
+    CHUNK_MIN = 16,
+    /* How much wider the tolerance is for a prompt that would be late otherwise. */
+    LATE_FACTOR = 4
+};
 
 struct plan {
     hd_batch *b;
@@ -13,6 +20,12 @@ struct plan {
     int n_left; /* rows */
     bool may_admit;
     int64_t growth_page; /* of the running sequences over the horizon; -1: not counted yet */
+    hd_step_load load;
+    unsigned decoding; /* classes that decode in this step, a bit each */
+    int64_t decode_ns; /* P95 of the decoding rows alone; 0: unknown */
+    bool has_prompt;   /* prompt rows are in the batch */
+    bool is_pressed;
+    hd_seq *aged; /* waiting and longest overdue, when it is its turn */
 };
 
 static void add_rows(hd_sched *s, struct plan *p, hd_seq *q, int n_row) {
@@ -35,29 +48,66 @@ static void add_rows(hd_sched *s, struct plan *p, hd_seq *q, int n_row) {
     b->seq_row0[ix + 1] = b->n_row;
     b->seq_page0[ix + 1] = b->n_page;
     if (q->n_computed + n_row == q->n_tok) b->out_row[b->n_out++] = b->n_row - 1;
+    hd_step_load_add(&p->load, n_row, q->n_computed);
     s->flight[ix] = q;
     s->n_flight = b->n_seq;
     q->flight_ix = ix;
     p->n_left -= n_row;
 }
 
-/* Decoding */
+/* Preemption */
 
-static void preempt(hd_sched *s, struct plan *p, hd_seq *q) {
+static void preempt(hd_sched *s, hd_seq *q) {
     HD_ASSERT(q->flight_ix < 0);
     if (q->n_redo < q->n_computed) q->n_redo = q->n_computed;
     q->preempted = true;
     hd_sched_stop(s, q);
     hd_sched_enqueue(s, q);
     s->n_preempt++;
-    if (s->horizon_tok < s->c.n_pos_max) s->horizon_tok += s->horizon_tok / HD_SCHED_HORIZON_UP + 1;
-    p->may_admit = false;
 }
 
-/* Makes sure that q's next position has a page; false: q itself was preempted for want of one. The
- * victim is the last running sequence, which has no rows in the batch yet: they are added in the
- * same order. */
-static bool reach_page(hd_sched *s, struct plan *p, hd_seq *q) {
+/* What a preemption of q costs and frees. Pages that others hold too stay: they are the first ones,
+ * since who holds a page holds those before it. */
+struct price {
+    int64_t n_tok;
+    int n_page;
+};
+
+static struct price price_of(const hd_sched *s, const hd_seq *q) {
+    int low = 0, high = q->n_page; /* pages before low are shared */
+    while (low < high) {
+        int mid = (low + high) / 2;
+        if (hd_pages_refs(s->pages, q->page[mid]) > 1)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    int64_t n_tok = q->n_computed - (int64_t)low * s->c.page_tok;
+    return (struct price){.n_tok = n_tok > 0 ? n_tok : 0, .n_page = q->n_page - low};
+}
+
+/* Of the last bucket's running sequences from run[from] on the one that is cheapest to preempt, the
+ * last of those that cost the same; it has no rows in the batch yet. NULL: there is none. */
+static hd_seq *cheapest(const hd_sched *s, int from) {
+    hd_seq *best = NULL;
+    struct price least = {0};
+    for (int i = s->n_run - 1; i >= from; i--) {
+        hd_seq *q = s->run[i];
+        if (q->bucket != s->run[s->n_run - 1]->bucket) break;
+        struct price p = price_of(s, q);
+        if (best && p.n_tok * least.n_page >= least.n_tok * p.n_page) continue;
+        best = q;
+        least = p;
+    }
+    return best;
+}
+
+/* Decoding */
+
+/* Makes sure that the next position of q, run[i], has a page; false: q itself was preempted for
+ * want of one. Victims stand behind q and have no rows in the batch: they are added in the same
+ * order. */
+static bool reach_page(hd_sched *s, struct plan *p, hd_seq *q, int i) {
     while (q->n_page * s->c.page_tok <= q->n_computed) {
         int page = hd_prefix_take(s->prefix);
         if (page >= 0) {
@@ -65,8 +115,11 @@ static bool reach_page(hd_sched *s, struct plan *p, hd_seq *q) {
             q->page[q->n_page++] = page;
             continue;
         }
-        hd_seq *victim = s->run[s->n_run - 1];
-        preempt(s, p, victim);
+        hd_seq *victim = i + 1 < s->n_run ? cheapest(s, i + 1) : q;
+        preempt(s, victim);
+        p->may_admit = false;
+        if (s->horizon_tok < s->c.n_pos_max)
+            s->horizon_tok += s->horizon_tok / HD_SCHED_HORIZON_UP + 1;
         if (victim == q) return false;
     }
     return true;
@@ -77,10 +130,45 @@ static bool reach_page(hd_sched *s, struct plan *p, hd_seq *q) {
 static void plan_decodes(hd_sched *s, struct plan *p) {
     for (int i = 0; i < s->n_run; i++) {
         hd_seq *q = s->run[i];
-        if (hd_seq_n_wanted(q) == 1 && q->flight_ix < 0 && reach_page(s, p, q)) {
-            add_rows(s, p, q, 1);
-        }
+        if (hd_seq_n_wanted(q) != 1 || q->flight_ix >= 0) continue;
+        if (!reach_page(s, p, q, i)) continue;
+        add_rows(s, p, q, 1);
+        p->decoding |= 1U << q->service;
     }
+    if (p->decoding && hd_sched_knows(s)) p->decode_ns = hd_profile_p95_ns(s->c.profile, &p->load);
+}
+
+/* Time */
+
+/* How long the step may take when it computes rows of q's prompt. */
+static int64_t bound_of(const hd_sched *s, const struct plan *p, const hd_seq *q) {
+    int64_t bound = s->c.step_max_ns > 0 ? s->c.step_max_ns : INT64_MAX;
+    int64_t left_ns = (int64_t)((double)q->prompt_ns * (q->n_tok - q->n_computed) / q->n_prompt);
+    bool is_late = p->is_pressed || p->now_ns + left_ns > q->due_ns;
+    for (int k = 0; k < HD_SERVICE_COUNT && p->decode_ns > 0; k++) {
+        if (!(p->decoding >> k & 1)) continue;
+        double ns = (double)p->decode_ns * s->target[k].slowdown;
+        /* Never at the expense of a more urgent class. */
+        if (is_late && (int)q->service <= k) ns *= LATE_FACTOR;
+        if (s->target[k].itl_ns > 0) ns = (double)s->target[k].itl_ns;
+        if (ns < (double)bound) bound = (int64_t)ns;
+    }
+    return bound;
+}
+
+/* Rows of q from position pos on, of n_wanted, that this step has room and time for. */
+static int rows_for(const hd_sched *s, const struct plan *p, const hd_seq *q, int pos,
+                    int n_wanted) {
+    int n = hd_sched_min(n_wanted, p->n_left);
+    if (!s->c.chunked) return n;
+    if (s->c.chunk_max > 0) n = hd_sched_min(n, s->c.chunk_max);
+    if (!hd_sched_knows(s)) return n;
+    int64_t bound = bound_of(s, p, q);
+    if (bound == INT64_MAX) return n;
+    int n_timely = hd_profile_rows_within(s->c.profile, &p->load, pos, n, bound);
+    if (n_timely == n) return n;
+    if (n_timely > CHUNK_MIN) return n_timely - n_timely % CHUNK_MIN;
+    return p->has_prompt ? 0 : hd_sched_min(n, CHUNK_MIN);
 }
 
 /* Admission */
@@ -142,13 +230,20 @@ static void take_pages(hd_sched *s, hd_seq *q, int n_hit) {
                                      .salt = q->salt,
                                      .token = q->token + at,
                                      .form = q->form + at};
-        hd_prefix_promise(s->prefix, page, &content, q->priority);
+        hd_prefix_promise(s->prefix, page, &content, q->bucket);
     }
 }
 
 static void start(hd_sched *s, struct plan *p, hd_seq *q, int n_hit) {
     HD_ASSERT(hd_seq_n_known(q) == q->n_tok); /* whoever was preempted has been told since */
     hd_sched_dequeue(s, q);
+    s->n_since_aged++;
+    if (q == p->aged) {
+        q->bucket = HD_BUCKET_AGED;
+        s->n_since_aged = 0;
+        s->n_aged++;
+        p->aged = NULL;
+    }
     int n_hit_tok = n_hit * s->c.page_tok;
     if (q->admitted_ns < 0) {
         q->admitted_ns = p->now_ns;
@@ -157,6 +252,7 @@ static void start(hd_sched *s, struct plan *p, hd_seq *q, int n_hit) {
         s->hit_tok += (uint64_t)n_hit_tok;
         record_forms(s, q, n_hit);
     }
+    hd_sched_note_start(s, q);
     take_pages(s, q, n_hit);
     q->n_computed = n_hit_tok;
     if (p->growth_page >= 0) p->growth_page += growth_of(s, q);
@@ -170,37 +266,60 @@ static bool waits_for_step(hd_sched *s, const struct plan *p, int n_row) {
     return true;
 }
 
+/* Pages that q could reuse: their number, s->path. False: it waits for some that are promised. */
+static bool match(hd_sched *s, hd_seq *q, int *n_hit) {
+    *n_hit = 0;
+    if (!s->c.prefix_cache) return true;
+    if (hd_prefix_is_pending(s->prefix, q->wait)) return false;
+    hd_prefix_ask ask = {.salt = q->salt,
+                         .token = q->token,
+                         .form = q->admitted_ns < 0 ? NULL : q->form,
+                         .n_page = (q->n_tok - 1) / s->c.page_tok,
+                         .rank = q->bucket};
+    *n_hit = hd_prefix_match(s->prefix, &ask, s->path, &q->wait);
+    return q->wait.page < 0;
+}
+
+/* The most urgent waiting sequence takes the place of running ones of later buckets. Before rows
+ * are given: they then have none. */
+static void make_way(hd_sched *s, struct plan *p) {
+    hd_seq *q = hd_sched_next_waiting(s, NULL);
+    int n_hit;
+    if (!q || s->n_run == 0 || s->run[s->n_run - 1]->bucket <= q->bucket || !match(s, q, &n_hit))
+        return;
+    while (s->n_run > 0 && s->run[s->n_run - 1]->bucket > q->bucket) {
+        if (s->n_run < s->n_slot && has_room(s, p, q, n_hit)) return;
+        preempt(s, cheapest(s, 0));
+        p->growth_page = -1;
+    }
+}
+
 enum admission { ADMITTED, PASSED_OVER, BLOCKED };
 
 static enum admission admit(hd_sched *s, struct plan *p, hd_seq *q) {
+    int n_hit;
     if (s->n_run == s->n_slot) return BLOCKED;
-    int n_hit = 0;
-    if (s->c.prefix_cache) {
-        if (hd_prefix_is_pending(s->prefix, q->wait)) return PASSED_OVER;
-        hd_prefix_ask ask = {.salt = q->salt,
-                             .token = q->token,
-                             .form = q->admitted_ns < 0 ? NULL : q->form,
-                             .n_page = (q->n_tok - 1) / s->c.page_tok,
-                             .rank = q->priority};
-        n_hit = hd_prefix_match(s->prefix, &ask, s->path, &q->wait);
-        if (q->wait.page >= 0) return PASSED_OVER;
-    }
+    if (hd_seq_n_known(q) < q->n_tok) return PASSED_OVER; /* preempted just now */
+    if (!match(s, q, &n_hit)) return PASSED_OVER;
     if (!has_room(s, p, q, n_hit)) return BLOCKED;
-    if (waits_for_step(s, p, q->n_tok - n_hit * s->c.page_tok)) return BLOCKED;
+    int n_hit_tok = n_hit * s->c.page_tok, n_left = q->n_tok - n_hit_tok;
+    if (waits_for_step(s, p, n_left)) return BLOCKED;
+    if (rows_for(s, p, q, n_hit_tok, n_left) == 0) return BLOCKED;
     start(s, p, q, n_hit);
     return ADMITTED;
 }
 
 /* Prompts */
 
-/* Rows of q for this step: as many as the budget and the chunk allow. False: q has to wait for the
- * next step, and those behind it with it. */
+/* Rows of q for this step. False: it has to wait for the next one, and those behind it with it. */
 static bool add_chunk(hd_sched *s, struct plan *p, hd_seq *q) {
     int n_row = hd_seq_n_wanted(q);
     if (n_row == 0) return true;
     if (waits_for_step(s, p, n_row)) return false;
-    if (s->c.chunked && s->c.chunk_max > 0) n_row = hd_sched_min(n_row, s->c.chunk_max);
-    add_rows(s, p, q, hd_sched_min(n_row, p->n_left));
+    n_row = rows_for(s, p, q, q->n_computed, n_row);
+    if (n_row == 0) return false;
+    add_rows(s, p, q, n_row);
+    p->has_prompt = true;
     return true;
 }
 
@@ -210,23 +329,24 @@ static int next_prompt(const hd_sched *s, int i) {
     return i;
 }
 
-/* Prompts of running sequences and admission of waiting ones, merged by priority; at equal priority
- * those who run come first. */
+/* Prompts of running sequences and admission of waiting ones, merged by rank; before them the
+ * longest overdue, when it is its turn. */
 static void plan_prompts(hd_sched *s, struct plan *p) {
-    hd_seq *waiting = s->head;
+    hd_seq *waiting = hd_sched_next_waiting(s, NULL);
     int n_look = 0;
     for (int i = next_prompt(s, 0); p->n_left > 0; i = next_prompt(s, i)) {
         hd_seq *q = i < s->n_run ? s->run[i] : NULL;
-        hd_seq *w = p->may_admit ? waiting : NULL;
+        hd_seq *w = !p->may_admit ? NULL : p->aged ? p->aged : waiting;
         if (!q && !w) break;
-        if (q && (!w || q->priority <= w->priority)) {
+        if (q && (!w || (w != p->aged && !hd_sched_is_before(w, q)))) {
             if (!add_chunk(s, p, q)) break;
             i++;
             continue;
         }
-        waiting = w->next;
+        if (w == waiting) waiting = hd_sched_next_waiting(s, w);
         enum admission a = admit(s, p, w);
         if (a == BLOCKED || ++n_look == LOOK_MAX) p->may_admit = false;
+        if (a == PASSED_OVER && w == p->aged) p->aged = NULL;
         if (a != ADMITTED) continue;
         if (hd_sched_start(s, w) <= i) i++;
         if (!add_chunk(s, p, w)) break;
@@ -242,9 +362,15 @@ int hd_sched_plan(hd_sched *s, int64_t now_ns, hd_batch *b) {
     }
     s->n_flight = 0;
     hd_batch_clear(b);
-    struct plan p = {
-        .b = b, .now_ns = now_ns, .n_left = s->c.n_row_max, .may_admit = true, .growth_page = -1};
+    struct plan p = {.b = b,
+                     .now_ns = now_ns,
+                     .n_left = s->c.n_row_max,
+                     .may_admit = true,
+                     .growth_page = -1,
+                     .is_pressed = hd_sched_is_pressed(s),
+                     .aged = hd_sched_aged(s, now_ns)};
     bool prompts_only = s->prompts_next;
+    make_way(s, &p);
     if (prompts_only) plan_prompts(s, &p);
     s->prompts_next = false; /* never two steps running: decoding goes on */
     if (b->n_row == 0) {

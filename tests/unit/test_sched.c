@@ -89,12 +89,13 @@ static hd_seq *submitted(struct fixture *f, hd_seq *q) {
 }
 
 /* A prompt of n_shared tokens from 0 on and n_own from `from` on. */
-static hd_seq *shared_seq(struct fixture *f, int n_shared, int from, int n_own, int priority) {
+static hd_seq *shared_seq(struct fixture *f, int n_shared, int from, int n_own,
+                          enum hd_service service) {
     int32_t token[2000];
     for (int i = 0; i < n_shared; i++) token[i] = i;
     for (int i = 0; i < n_own; i++) token[n_shared + i] = from + i;
     hd_seq_spec spec = {
-        .prompt = token, .n_prompt = n_shared + n_own, .n_new_max = 5, .priority = priority};
+        .prompt = token, .n_prompt = n_shared + n_own, .n_new_max = 5, .service = service};
     return submitted(f, hd_seq_new(&f->c, &spec));
 }
 
@@ -109,7 +110,8 @@ static void sixteen_at_once_compute_a_shared_prefix_once(void **state) {
     for (int n_own = 0; n_own <= 20; n_own += 4) { /* 0: sixteen times the same prompt */
         struct fixture f = setup(config());
         hd_seq *q[16];
-        for (int i = 0; i < 16; i++) q[i] = shared_seq(&f, 403, 2000 + 100 * i, n_own, 0);
+        for (int i = 0; i < 16; i++)
+            q[i] = shared_seq(&f, 403, 2000 + 100 * i, n_own, HD_SERVICE_BATCH);
         int n_row = 0, n;
         while ((n = step(&f)) > 0) n_row += n;
         int n_hit = (403 - (n_own == 0)) / 8 * 8, n_total = 0;
@@ -134,7 +136,8 @@ static void a_promise_ends_with_who_made_it(void **state) {
         for (int in_flight = 0; in_flight < 2; in_flight++) {
             struct fixture f = setup(config());
             hd_seq *q[4];
-            for (int i = 0; i < 4; i++) q[i] = shared_seq(&f, 403, 2000 + 100 * i, 9, 0);
+            for (int i = 0; i < 4; i++)
+                q[i] = shared_seq(&f, 403, 2000 + 100 * i, 9, HD_SERVICE_BATCH);
             for (int i = 0; i < at; i++) step(&f);
             if (in_flight) {
                 assert_true(hd_sched_plan(f.s, 0, &f.b) > 0);
@@ -166,15 +169,17 @@ static void who_waits_for_a_prefix_stops_nobody(void **state) {
     hd_sched_config c = config();
     c.chunk_max = 16;
     struct fixture f = setup(c);
-    hd_seq *first = shared_seq(&f, 403, 2000, 9, 0), *waits = shared_seq(&f, 403, 3000, 9, 0);
+    hd_seq *first = shared_seq(&f, 403, 2000, 9, HD_SERVICE_BATCH),
+           *waits = shared_seq(&f, 403, 3000, 9, HD_SERVICE_BATCH);
     hd_seq *other = submitted(&f, seq(&f, 5000, 10, 5));
-    hd_seq *urgent = shared_seq(&f, 403, 4000, 9, -1);
+    hd_seq *urgent = shared_seq(&f, 403, 4000, 9, HD_SERVICE_STANDARD);
     step(&f);
     assert_int_equal(hd_seq_get_state(first), HD_SEQ_WAITING); /* for the urgent one's */
     assert_int_equal(hd_seq_get_state(waits), HD_SEQ_WAITING);
     assert_int_equal(hd_seq_get_state(other), HD_SEQ_RUNNING);
     assert_int_equal(hd_seq_get_state(urgent), HD_SEQ_RUNNING);
-    hd_seq *more_urgent = shared_seq(&f, 403, 6000, 9, -2); /* does not wait for the less urgent */
+    hd_seq *more_urgent = shared_seq(
+        &f, 403, 6000, 9, HD_SERVICE_INTERACTIVE); /* does not wait for the less urgent */
     step(&f);
     assert_int_equal(hd_seq_get_state(more_urgent), HD_SEQ_RUNNING);
     while (step(&f) > 0) {
@@ -333,8 +338,8 @@ static void slots_are_no_more_than_rows(void **state) {
     teardown(&f);
 }
 
-/* Two sequences outgrow the pool: the one submitted last is preempted, or the one of lower
- * priority; it comes back before others that wait, and repeats its forms. */
+/* Two sequences outgrow the pool: the one submitted last is preempted, or the one of later
+ * due time; it comes back before others that wait, and repeats its forms. */
 static void preemption_chooses_and_repeats(void **state) {
     (void)state;
     for (int low_first = 0; low_first < 2; low_first++) {
@@ -531,7 +536,7 @@ static void distrusted_pages_are_not_reused(void **state) {
         step(&f);
         n_hit[k] = hd_seq_n_hit(q);
         if (k == 1) { /* shares its beginning with one that goes on */
-            hd_seq *other = shared_seq(&f, 100, 2000, 30, 0);
+            hd_seq *other = shared_seq(&f, 100, 2000, 30, HD_SERVICE_BATCH);
             step(&f);
             assert_int_equal(hd_seq_n_hit(other), 96);
             hd_sched_distrust(f.s, q);

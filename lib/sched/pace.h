@@ -1,0 +1,30 @@
+/* How long a request would wait: the pace at which the line moves, and the line.
+ *
+ * The scheduler tells the pace (its own thread), the inbox keeps the line; the prediction is
+ * arithmetic on both, so that a request can be refused before anything is done for it. Pure. */
+#ifndef HD_SCHED_PACE_H
+#define HD_SCHED_PACE_H
+
+#include "base/service.h"
+
+typedef struct hd_pace {
+    int64_t tok_ns; /* device time of one waiting prompt token, counting those that will be reused;
+                       0: nothing is known */
+    int64_t seq_ns; /* time between two sequences that end, when all slots are taken */
+    int n_room;     /* further sequences that could run now */
+    /* Forecast load of each class and those more urgent: 1 is all that the machine can do. */
+    double load[HD_SERVICE_COUNT];
+} hd_pace;
+
+/* Requests that wait, by class. */
+typedef struct hd_line {
+    int n[HD_SERVICE_COUNT];
+    int64_t tok[HD_SERVICE_COUNT]; /* their prompt tokens */
+} hd_line;
+
+/* Predicted time until a request of class c that came now would be admitted and those ahead of it
+ * computed: (tokens ahead * tok_ns + ends needed * seq_ns) / (1 - load of more urgent classes), as
+ * of a priority queue (Cobham 1954); ageing leaves at least a part in 4 to each class. */
+int64_t hd_pace_wait_ns(const hd_pace *p, const hd_line *l, enum hd_service c);
+
+#endif

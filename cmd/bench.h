@@ -3,6 +3,7 @@
 #define HD_CMD_BENCH_H
 
 #include "cmd/command.h"
+#include "engine/place.h"
 #include "model/model.h"
 
 /* bench_model.c: a model without an engine. */
@@ -11,6 +12,7 @@ struct hd_bench_model {
     hd_checkpoint *checkpoint;
     hd_hparams hp;
     hd_dev dev;
+    hd_place place;
     hd_model *model; /* NULL until hd_bench_open_model */
     hd_model_options mo;
     hd_batch batch;

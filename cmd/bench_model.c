@@ -27,15 +27,26 @@ hd_status hd_bench_open_model(struct hd_bench_model *b, int n_row, int n_seq, in
                                .n_page = seq_pages * n_seq,
                                .page_tok = page_tok,
                                .kv_type = b->mo.kv_type};
+    HD_TRY(hd_place_find(&(hd_place_ask){.checkpoint = b->checkpoint,
+                                         .dev = &b->dev,
+                                         .device_gib = b->o->gpu_memory_gib,
+                                         .kv_bytes = (uint64_t)b->mo.n_page * (uint64_t)page_tok *
+                                                     hd_hparams_kv_bytes(&b->hp, b->mo.kv_type),
+                                         .plan = b->o->offload_plan,
+                                         .isa = b->o->isa,
+                                         .n_thread = b->o->threads},
+                         &b->place));
+    hd_place_apply(&b->place, &b->mo);
     HD_TRY(hd_model_open(b->checkpoint, &b->dev, &b->mo, hd_load_progress, NULL, &b->model));
+    hd_place_log(&b->place, b->model);
     hd_batch_init(&b->batch, b->mo.n_row_max, n_seq, b->mo.n_page, page_tok);
     return HD_OK;
 }
 
 void hd_bench_close_model(struct hd_bench_model *b) {
-    if (!b->model) return;
-    hd_batch_fini(&b->batch);
+    if (b->model) hd_batch_fini(&b->batch);
     hd_model_close(b->model);
+    hd_place_close(&b->place);
     b->model = NULL;
 }
 

@@ -219,6 +219,7 @@ static hd_status open_server(const struct hd_options *o, const keys *k, hd_serve
     config.api_key = k->item;
     config.n_api_key = k->n;
     config.cors_origin = o->cors_origin;
+    config.model_sampling = strcmp(o->generation_config, "auto") == 0;
     for (const char *p = o->cors_origin; p && *p; p++)
         if (*p <= ' ' || *p > '~')
             return HD_FAIL(INVALID, "cors-origin: expected an origin such as https://example.org");

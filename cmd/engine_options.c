@@ -89,6 +89,8 @@ void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c) {
     c->deterministic = o->deterministic;
     c->no_context_fmha = !o->context_fmha;
     c->no_multi_block = !o->multi_block;
+    c->gpu_memory_gib = o->gpu_memory_gib;
+    c->offload_plan = o->offload_plan;
     c->n_thread = o->threads;
     c->max_model_len = smaller_nonzero(o->max_model_len, o->max_attention_window_size);
     c->max_num_seqs = o->max_num_seqs;
@@ -107,6 +109,7 @@ void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c) {
     c->max_step_ms = o->max_step_ms;
     c->elastic_batching = o->elastic_batching;
     c->latency_profile = o->latency_profile;
+    c->queue_timeout_s = o->queue_timeout;
     c->tokenizer = o->tokenizer;
     c->chat_encoding = o->chat_encoding;
     c->expect_hash = o->expect_hash;

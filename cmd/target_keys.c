@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "cmd/target.h"
 #include "file/json.h"
+#include "file/suggestion.h"
 #include "model/export.h"
 #include "text/tokenizer.h"
 
@@ -144,27 +145,13 @@ static hd_status put_chat(struct hd_target *j, hd_str config) {
     return HD_OK;
 }
 
-/* The model's own suggestion, when it is to be sampled at all. */
 static hd_status put_sampling(struct hd_target *j) {
-    hd_str text;
-    json_t *root;
-    HD_TRY(read_beside(j, "generation_config.json", &text));
-    if (!text.ptr) return HD_OK;
-    hd_status s = hd_json_parse(text, "generation_config.json", &root);
-    free_text(text);
-    if (s != HD_OK) return s;
-    const json_t *temp = json_object_get(root, "temperature"),
-                 *top_p = json_object_get(root, "top_p"), *top_k = json_object_get(root, "top_k");
-    if (json_is_true(json_object_get(root, "do_sample"))) {
-        if (json_is_number(temp))
-            hd_gguf_set_f32(j->w, "general.sampling.temp", (float)json_number_value(temp));
-        if (json_is_number(top_p))
-            hd_gguf_set_f32(j->w, "general.sampling.top_p", (float)json_number_value(top_p));
-        if (json_is_integer(top_k) && json_integer_value(top_k) > 0 &&
-            json_integer_value(top_k) <= INT32_MAX)
-            hd_gguf_set_i32(j->w, "general.sampling.top_k", (int32_t)json_integer_value(top_k));
-    }
-    json_decref(root);
+    hd_suggestion own;
+    HD_TRY(hd_suggestion_read(j->c, &own));
+    if (own.temperature >= 0)
+        hd_gguf_set_f32(j->w, "general.sampling.temp", (float)own.temperature);
+    if (own.top_p >= 0) hd_gguf_set_f32(j->w, "general.sampling.top_p", (float)own.top_p);
+    if (own.top_k > 0) hd_gguf_set_i32(j->w, "general.sampling.top_k", own.top_k);
     return HD_OK;
 }
 

@@ -28,6 +28,8 @@ typedef struct hd_engine_config {
     bool deterministic;       /* a GPU's results independent of what is computed beside, too */
     bool no_context_fmha;     /* a GPU's attention over a prompt: row by row */
     bool no_multi_block;      /* a GPU's attention over a context: not split over blocks */
+    double gpu_memory_gib;    /* of a GPU's memory to take at most; 0: all that is free */
+    const char *offload_plan; /* file: layers whose feed-forwards leave it first; NULL: by size */
     int n_thread;             /* of the cpu; 0: one per available core */
     int max_model_len;        /* tokens of a sequence; 0: the model's */
     int max_num_seqs;
@@ -41,8 +43,10 @@ typedef struct hd_engine_config {
     bool enable_prefix_caching;
     bool exact; /* output independent of what was cached, too */
     int max_num_queued_reqs;
-    int64_t max_num_queued_tokens;              /* 0: no bound */
-    const char *scheduling_policy;              /* "priority" or "fcfs" */
+    int64_t max_num_queued_tokens; /* 0: no bound */
+    double queue_timeout_s;        /* a request whose computation has not begun by then ends with
+        HD_E_UNAVAILABLE; 0: no bound */
+    const char *scheduling_policy; /* "priority" or "fcfs" */
     hd_service_target target[HD_SERVICE_COUNT]; /* what classes are promised; 0: the defaults */
     double max_step_ms;          /* bound of a step's predicted P95; 0: by the classes' tolerance */
     bool elastic_batching;       /* the bound of a step follows the forecast load */
@@ -78,7 +82,8 @@ typedef struct hd_engine_info {
     bool can_think, always_thinks, thinks_by_default, can_call_tools;
     bool
         keeps_reasoning; /* of messages with tool calls after the last user's: it is needed there */
-    bool has_fim;        /* hd_engine_fim works */
+    bool has_response_format; /* hd_chat_prompt.schema is told to the model */
+    bool has_fim;             /* hd_engine_fim works */
     double load_s;
 } hd_engine_info;
 /* Pointers live as long as the engine. */
@@ -116,6 +121,9 @@ typedef struct hd_sampling {
     int n_bias;
 } hd_sampling;
 void hd_sampling_init(hd_sampling *s); /* temperature 1, everything else off */
+/* The same, with what the model's own files suggest (generation_config.json, general.sampling.*).
+ */
+void hd_engine_sampling_init(const hd_engine *e, hd_sampling *s);
 
 enum hd_finish {
     HD_FINISH_NONE,

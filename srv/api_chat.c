@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 static hd_status refuse_part(const hd_api_in *in, hd_str type) {
     static const char *const known[] = {"image_url",   "input_image", "image",
@@ -13,7 +14,7 @@ static hd_status refuse_part(const hd_api_in *in, hd_str type) {
     for (size_t i = 0; i < HD_COUNT_OF(known); i++)
         if (hd_str_eq_c(type, known[i]))
             return hd_api_fail(in->error, HD_E_UNSUPPORTED, param,
-                               "content parts of type '%s' are not supported", known[i]);
+                               "content parts of type '%s' are not supported: text only", known[i]);
     return hd_api_fail(in->error, HD_E_INVALID, param, "'%s' must be \"text\", found \"%.64s\"",
                        param, type.ptr);
 }
@@ -151,15 +152,15 @@ hd_status hd_api_messages(const hd_api_in *in, hd_api_request *out) {
     return HD_OK;
 }
 
-/* reasoning_effort: any effort but "none" asks for thinking. DeepSeek's API knows three levels,
- * here on the scale of 1 to 100 that its latest models take. */
+/* reasoning_effort: any effort but "none" asks for thinking. On the scale of 1 to 100 that V4.1
+ * takes; before it, DeepSeek's API and models know low, high (from 50) and max. */
 static hd_status parse_effort(const hd_api_in *in, hd_api_request *out) {
-    enum { low = 25, high = 50, max = 100 };
+    enum { low = 25, high = 50, xhigh = 75, max = 100 };
     static const struct {
         const char *name;
         int effort;
     } rows[] = {{"none", 0},    {"minimal", low}, {"low", low}, {"medium", high},
-                {"high", high}, {"xhigh", high},  {"max", max}, {"ultra", max}};
+                {"high", high}, {"xhigh", xhigh}, {"max", max}, {"ultra", max}};
     const json_t *v = hd_api_get(in, "reasoning_effort");
     if (!v) return HD_OK;
     if (json_is_number(v)) {
@@ -215,6 +216,66 @@ static hd_status parse_thinking(const hd_api_in *in, hd_api_request *out) {
     return HD_OK;
 }
 
+static hd_status parse_schema(const hd_api_in *format, hd_api_request *out) {
+    hd_api_in named;
+    bool is_strict = false;
+    HD_TRY(hd_api_object(format, "json_schema", &named));
+    if (!named.object) return hd_api_wrong(format, "json_schema", "an object", NULL);
+    HD_TRY(hd_api_bool(&named, "strict", &is_strict));
+    if (is_strict)
+        return hd_api_fail(format->error, HD_E_UNSUPPORTED, "response_format.json_schema.strict",
+                           "'response_format.json_schema.strict' is not supported: the model is "
+                           "told the schema, answers are not checked against it");
+    const json_t *schema = hd_api_get(&named, "schema");
+    if (!json_is_object(schema)) return hd_api_wrong(&named, "schema", "a JSON schema", schema);
+    out->schema = hd_api_dump_text(format->arena, schema);
+    return HD_OK;
+}
+
+hd_status hd_api_response_format(const hd_api_in *in, hd_api_request *out) {
+    hd_api_in format;
+    hd_str type = {"", 0};
+    HD_TRY(hd_api_object(in, "response_format", &format));
+    if (!format.object) return HD_OK;
+    HD_TRY(hd_api_text(&format, "type", &type));
+    if (hd_str_eq_c(type, "text")) return HD_OK;
+    if (hd_str_eq_c(type, "json_schema")) return parse_schema(&format, out);
+    out->is_json_object = hd_str_eq_c(type, "json_object");
+    if (out->is_json_object) {
+        out->schema = hd_str_of("{\"type\": \"object\"}");
+        return HD_OK;
+    }
+    bool is_known = hd_str_eq_c(type, "structural_tag") || hd_str_eq_c(type, "grammar");
+    return hd_api_fail(in->error, is_known ? HD_E_UNSUPPORTED : HD_E_INVALID,
+                       "response_format.type",
+                       "'response_format.type' must be \"text\", \"json_object\" or "
+                       "\"json_schema\", found \"%.64s\"",
+                       type.ptr);
+}
+
+/* DeepSeek's API and OpenAI's want it said in words, too. */
+static bool speaks_of_json(const hd_api_request *q) {
+    for (size_t i = 0; i < q->n_message; i++) {
+        hd_str s = q->message[i].content;
+        for (size_t k = 0; k + 4 <= s.len; k++)
+            if (strncasecmp(s.ptr + k, "json", 4) == 0) return true;
+    }
+    return false;
+}
+
+static hd_status check_format(const hd_engine_info *info, const hd_api_request *q,
+                              hd_api_error *error) {
+    if (q->schema.len == 0) return HD_OK;
+    if (!info->has_response_format)
+        return hd_api_fail(error, HD_E_UNSUPPORTED, "response_format",
+                           "'response_format' is not supported: chat encoding %s has no text that "
+                           "tells the model of it, and answers are not constrained",
+                           info->chat_encoding);
+    if (!q->is_json_object || speaks_of_json(q)) return HD_OK;
+    return hd_api_fail(error, HD_E_INVALID, "messages",
+                       "'response_format' \"json_object\" needs the word json in a message");
+}
+
 hd_status hd_api_template(const hd_api_in *in, hd_api_request *out) {
     bool generation_prompt = true, continue_final = false;
     HD_TRY(hd_api_bool(in, "add_generation_prompt", &generation_prompt));
@@ -232,15 +293,14 @@ hd_status hd_api_template(const hd_api_in *in, hd_api_request *out) {
         return hd_api_fail(in->error, HD_E_INVALID, "messages",
                            "the 'tool_calls' of messages[%d] have no answers of role tool",
                            out->open_call_ix);
+    HD_TRY(hd_api_response_format(in, out));
     return parse_thinking(in, out);
 }
 
 /* What the request asks of the model's chat encoding, and it cannot do. */
 static hd_status check_chat(const hd_engine_info *info, const hd_api_request *q, bool thinking,
                             hd_api_error *error) {
-    if (q->thinking == HD_API_THINK_OFF && info->always_thinks && !q->continue_final)
-        return hd_api_fail(error, HD_E_INVALID, "thinking",
-                           "thinking cannot be turned off: the model always thinks");
+    HD_TRY(check_format(info, q, error));
     bool has_tools = q->n_tool > 0 && q->tool_choice != HD_TOOL_NONE;
     if (has_tools && !info->can_call_tools)
         return hd_api_fail(error, HD_E_UNSUPPORTED, "tools",
@@ -248,9 +308,8 @@ static hd_status check_chat(const hd_engine_info *info, const hd_api_request *q,
                            info->chat_encoding);
     if (q->tool_choice == HD_TOOL_REQUIRED && thinking)
         return hd_api_fail(error, HD_E_INVALID, "tool_choice",
-                           "'tool_choice' cannot force a call while thinking is on%s",
-                           info->always_thinks ? ": the model always thinks"
-                                               : ": send \"thinking\": {\"type\": \"disabled\"}");
+                           "'tool_choice' cannot force a call while thinking is on: send "
+                           "\"thinking\": {\"type\": \"disabled\"}");
     if (q->no_reasoning_ix < 0 || !thinking || !info->keeps_reasoning) return HD_OK;
     char param[64];
     snprintf(param, sizeof param, "messages[%d].reasoning_content", q->no_reasoning_ix);
@@ -260,12 +319,16 @@ static hd_status check_chat(const hd_engine_info *info, const hd_api_request *q,
                        param);
 }
 
+bool hd_api_thinks(const hd_engine_info *info, const hd_api_request *q) {
+    bool is_asked = q->thinking == HD_API_THINK_UNSET ? info->thinks_by_default
+                                                      : q->thinking == HD_API_THINK_ON;
+    return is_asked ? info->can_think : info->always_thinks && q->thinking != HD_API_THINK_OFF;
+}
+
 hd_status hd_api_chat_ids(const hd_engine *e, const hd_api_request *q, hd_token_list *out,
                           hd_chat_start *start, hd_api_error *error) {
     const hd_engine_info *info = hd_engine_get_info(e);
-    bool is_asked = q->thinking == HD_API_THINK_UNSET ? info->thinks_by_default
-                                                      : q->thinking == HD_API_THINK_ON;
-    bool thinking = info->always_thinks || (info->can_think && is_asked);
+    bool thinking = hd_api_thinks(info, q);
     HD_TRY(check_chat(info, q, thinking, error));
     hd_chat_prompt p = {.message = q->message,
                         .n_message = q->n_message,
@@ -274,11 +337,13 @@ hd_status hd_api_chat_ids(const hd_engine *e, const hd_api_request *q, hd_token_
                         .tool_choice = q->tool_choice,
                         .forced_tool = q->forced_tool,
                         .thinking = thinking,
+                        .no_thinking = q->thinking == HD_API_THINK_OFF,
                         .effort = q->effort,
                         .keep_reasoning = q->keep_reasoning,
                         .continue_final = q->continue_final,
                         .no_generation_prefix = q->no_generation_prompt,
-                        .task = q->task};
+                        .task = q->task,
+                        .schema = q->schema};
     hd_status s = hd_engine_chat(e, &p, out, start);
     return s == HD_OK ? s : hd_api_fail_last(error, s, "messages");
 }

@@ -113,6 +113,7 @@ static void write_model(hd_json *j, const hd_call *c, const char *id) {
                  {"always_thinks", info->always_thinks},
                  {"thinks_by_default", info->thinks_by_default},
                  {"can_call_tools", info->can_call_tools},
+                 {"has_response_format", info->has_response_format},
                  {"has_fim", info->has_fim}};
     for (size_t i = 0; i < HD_COUNT_OF(flags); i++) {
         hd_json_key(j, flags[i].key);

@@ -66,20 +66,6 @@ static hd_status refuse_fields(const hd_api_in *in) {
     return HD_OK;
 }
 
-static hd_status check_response_format(const hd_api_in *in) {
-    hd_api_in format;
-    hd_str type = {"", 0};
-    HD_TRY(hd_api_object(in, "response_format", &format));
-    if (!format.object) return HD_OK;
-    HD_TRY(hd_api_text(&format, "type", &type));
-    if (hd_str_eq_c(type, "text")) return HD_OK;
-    if (hd_str_eq_c(type, "json_object") || hd_str_eq_c(type, "json_schema") ||
-        hd_str_eq_c(type, "structural_tag") || hd_str_eq_c(type, "grammar"))
-        return unsupported(in, "response_format", "only type \"text\" is");
-    return hd_api_fail(in->error, HD_E_INVALID, "response_format.type",
-                       "'response_format.type' must be \"text\", found \"%.64s\"", type.ptr);
-}
-
 /* ---- sampling ---- */
 
 static hd_status parse_bias(const hd_api_in *in, hd_sampling *s) {
@@ -224,7 +210,6 @@ static hd_status parse_tenant(const hd_api_in *in, hd_api_request *out) {
 
 static hd_status parse_common(const hd_api_in *in, hd_api_request *out) {
     HD_TRY(refuse_fields(in));
-    HD_TRY(check_response_format(in));
     HD_TRY(hd_api_text(in, "model", &out->model));
     HD_TRY(hd_api_bool(in, "stream", &out->stream));
     hd_api_in options;
@@ -312,6 +297,8 @@ static hd_status check_suffix(const hd_api_in *in, const hd_api_request *q) {
 static hd_status parse_completion(const hd_api_in *in, hd_api_request *out) {
     const json_t *tools = hd_api_get(in, "tools");
     if (tools && !is_empty(tools)) return unsupported(in, "tools", "only in a chat");
+    HD_TRY(hd_api_response_format(in, out));
+    if (out->schema.len > 0) return unsupported(in, "response_format", "only in a chat");
     HD_TRY(hd_api_text(in, "suffix", &out->suffix));
     HD_TRY(hd_api_bool(in, "echo", &out->echo));
     HD_TRY(parse_common(in, out));
@@ -326,11 +313,9 @@ static hd_status parse_chat(const hd_api_in *in, hd_api_request *out) {
     return hd_api_template(in, out);
 }
 
-hd_status hd_api_parse(enum hd_api_kind kind, hd_str body, hd_arena *arena, hd_api_request *out,
-                       hd_api_error *error) {
-    *out = (hd_api_request){.kind = kind, .model = {"", 0}, .n = 1};
-    hd_sampling_init(&out->sampling);
-    out->sampling.n_top_logprob = -1;
+hd_status hd_api_parse(enum hd_api_kind kind, hd_str body, const hd_sampling *defaults,
+                       hd_arena *arena, hd_api_request *out, hd_api_error *error) {
+    *out = (hd_api_request){.kind = kind, .model = {"", 0}, .n = 1, .sampling = *defaults};
     json_t *root;
     HD_TRY(hd_api_load(body, &root, error));
     hd_api_in in = {root, "", arena, error};

@@ -49,6 +49,8 @@ typedef struct hd_api_request {
     enum hd_api_thinking thinking;
     int effort; /* 1..100; 0: not said */
     hd_str task;
+    hd_str schema;         /* chat: of response_format; empty: text */
+    bool is_json_object;   /* the schema is any object: the prompt must speak of JSON */
     hd_api_prompt *prompt; /* completion: [n_prompt] */
     size_t n_prompt;
     hd_str suffix; /* completion: what follows the hole; empty: none */
@@ -74,7 +76,9 @@ extern const hd_model_alias hd_model_aliases[HD_MODEL_ALIAS_COUNT];
 /* NULL when the name is none of them. */
 const hd_model_alias *hd_model_alias_find(hd_str name);
 
-HD_MUST_CHECK hd_status hd_api_parse(enum hd_api_kind kind, hd_str body, hd_arena *arena,
+/* defaults: of what the body does not say; n_top_logprob is -1. */
+HD_MUST_CHECK hd_status hd_api_parse(enum hd_api_kind kind, hd_str body,
+                                     const hd_sampling *defaults, hd_arena *arena,
                                      hd_api_request *out, hd_api_error *error);
 /* The parts of a chat body that make its prompt, in this order, as /tokenize takes them: messages;
  * tools, tool_choice, parallel_tool_calls; add_generation_prompt, continue_final_message, thinking
@@ -82,6 +86,10 @@ HD_MUST_CHECK hd_status hd_api_parse(enum hd_api_kind kind, hd_str body, hd_aren
 HD_MUST_CHECK hd_status hd_api_messages(const hd_api_in *in, hd_api_request *out);
 HD_MUST_CHECK hd_status hd_api_tools(const hd_api_in *in, hd_api_request *out);
 HD_MUST_CHECK hd_status hd_api_template(const hd_api_in *in, hd_api_request *out);
+/* response_format, of which hd_api_template is made, too. */
+HD_MUST_CHECK hd_status hd_api_response_format(const hd_api_in *in, hd_api_request *out);
+/* Whether the model is to think before it answers. */
+bool hd_api_thinks(const hd_engine_info *info, const hd_api_request *q);
 /* The ids of a parsed chat (hd_engine_free_ids); as hd_engine_chat. */
 HD_MUST_CHECK hd_status hd_api_chat_ids(const hd_engine *e, const hd_api_request *q,
                                         hd_token_list *out, hd_chat_start *start,

@@ -253,9 +253,30 @@ static hd_status submit_all(hd_generation *g, hd_api_error *e) {
     return HD_OK;
 }
 
+static void default_sampling(const hd_generation *g, hd_sampling *s) {
+    if (g->call->server->config.model_sampling)
+        hd_engine_sampling_init(g->engine, s);
+    else
+        hd_sampling_init(s);
+}
+
+/* What DeepSeek's API takes while thinking, and gives no effect. */
+static void ignore_sampling(hd_generation *g) {
+    static const float top_p_min = 0.95f;
+    hd_sampling plain, *s = &g->request.sampling;
+    if (!hd_api_thinks(hd_engine_get_info(g->engine), &g->request)) return;
+    default_sampling(g, &plain);
+    s->temperature = plain.temperature;
+    s->presence_penalty = plain.presence_penalty;
+    s->frequency_penalty = plain.frequency_penalty;
+    if (s->top_p < top_p_min) s->top_p = top_p_min;
+}
+
 static hd_status prepare(hd_generation *g, enum hd_api_kind kind, hd_api_error *e) {
     hd_call *c = g->call;
-    HD_TRY(hd_api_parse(kind, hd_buf_str(&c->body), c->arena, &g->request, e));
+    hd_sampling defaults;
+    default_sampling(g, &defaults);
+    HD_TRY(hd_api_parse(kind, hd_buf_str(&c->body), &defaults, c->arena, &g->request, e));
     hd_buf_fini(&c->body); /* everything needed was copied */
     name_answer(g);
     HD_TRY(resolve_model(g, e));
@@ -264,6 +285,7 @@ static hd_status prepare(hd_generation *g, enum hd_api_kind kind, hd_api_error *
     HD_TRY(render_prompts(g, &answer, e));
     HD_TRY(check_context(g, e));
     HD_TRY(make_choices(g, &answer, e));
+    if (c->route->handle == hd_handle_deepseek_chat) ignore_sampling(g);
     if (g->request.echo) hd_write_echo(g);
     ban_tokens(g, &answer);
     return submit_all(g, e);
@@ -283,6 +305,7 @@ static void start(hd_call *c, enum hd_api_kind kind) {
 }
 
 void hd_handle_chat(hd_call *c) { start(c, HD_API_CHAT); }
+void hd_handle_deepseek_chat(hd_call *c) { start(c, HD_API_CHAT); }
 void hd_handle_completion(hd_call *c) { start(c, HD_API_COMPLETION); }
 
 void hd_generation_cancel(hd_generation *g) {

@@ -28,6 +28,7 @@ const hd_route *hd_route_find(hd_str method, hd_str path, hd_buf *allow);
 
 /* Handlers: they fill c->reply, or start c->generation. */
 void hd_handle_chat(hd_call *c);
+void hd_handle_deepseek_chat(hd_call *c); /* the paths that DeepSeek's API alone has */
 void hd_handle_completion(hd_call *c);
 void hd_handle_tokenize(hd_call *c);
 void hd_handle_detokenize(hd_call *c);

@@ -30,7 +30,8 @@ void hd_server_config_init(hd_server_config *c) {
                             .read_timeout_s = 10,
                             .idle_timeout_s = 75,
                             .write_timeout_s = 60,
-                            .keep_alive_s = 15};
+                            .keep_alive_s = 15,
+                            .model_sampling = true};
 }
 
 void hd_server_active(hd_server *s, int by) { atomic_fetch_add(&s->n_active, by); }

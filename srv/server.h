@@ -24,6 +24,7 @@ typedef struct hd_server_config {
     const char *const *api_key; /* [n_api_key] empty: open to all */
     int n_api_key;
     const char *cors_origin; /* NULL: no CORS headers */
+    bool model_sampling;     /* what a request leaves open is as the model's files suggest it */
 } hd_server_config;
 
 void hd_server_config_init(hd_server_config *c); /* the defaults */

@@ -50,11 +50,14 @@ typedef struct hd_chat_prompt {
     enum hd_tool_choice tool_choice;
     hd_str forced_tool;
     bool thinking;             /* ignored where the encoding cannot, or always does */
+    bool no_thinking;          /* not even where it always does: the reasoning is written, empty */
     int effort;                /* 1..100; 0: the encoding's default (V4 and V4.1 only) */
     bool keep_reasoning;       /* of past turns, too (V3.2 and later) */
     bool continue_final;       /* the last message is an assistant's and is continued */
     bool no_generation_prefix; /* the messages alone; an assistant's may be the last, closed */
     hd_str task;               /* quick task of the last user message (V4); empty: none */
+    hd_str schema; /* JSON text of the schema that the answer is to follow (V3.2 and later): the
+                      model is told of it, nothing holds it to it; empty: none */
 } hd_chat_prompt;
 
 enum { HD_CHAT_BANNED_MAX = 2 };

@@ -210,7 +210,7 @@ void hd_cuda_now_mla_attn(void *ctx, const struct hd_op_mla_attn *args) {
     int n_row = args->batch->n_row;
     HD_ASSERT(n_row <= c->limits.n_row && args->n_head <= c->limits.n_head);
     HD_ASSERT(args->n_c <= c->limits.n_c && args->batch == &c->batch);
-    bool is_bf16 = args->kv_format == HD_BF16 && hd_cuda_rounds(c, args->k_b->format);
+    bool is_bf16 = args->kv.type == HD_KV_BF16 && hd_cuda_rounds(c, args->k_b->format);
     if (!is_bf16 || c->plan.n_flash == 0) {
         attend_absorbed(c, args, 0, n_row);
         return;
@@ -253,7 +253,7 @@ void hd_cuda_now_gqa_attn(void *ctx, const struct hd_op_gqa_attn *args) {
     hd_cuda *c = ctx;
     const struct hd_op_gqa_attn *a = args;
     HD_ASSERT(a->batch->n_row <= c->limits.n_row && a->batch == &c->batch);
-    bool is_bf16 = a->kv_format == HD_BF16 && c->compute != HD_COMPUTE_FLOAT32;
+    bool is_bf16 = a->kv.type == HD_KV_BF16 && c->compute != HD_COMPUTE_FLOAT32;
     if (!is_bf16 || c->plan.n_flash == 0) {
         attend_grouped(c, a, 0, a->batch->n_row, is_bf16);
         return;

@@ -5,7 +5,6 @@
 #include "base/log.h"
 #include "base/metric.h"
 #include "engine/measure.h"
-#include "engine/memory.h"
 #include "engine/request.h"
 
 #include <stdio.h>
@@ -43,6 +42,7 @@ static void describe_weights(hd_engine *e) {
 }
 
 static hd_status open_text(hd_engine *e, const hd_engine_config *c, int n_vocab) {
+    HD_TRY(hd_suggestion_read(e->checkpoint, &e->suggestion));
     HD_TRY(hd_engine_open_tokenizer(e->checkpoint, c->tokenizer, &e->tokenizer));
     if (e->tokenizer && hd_tokenizer_size(e->tokenizer) > (size_t)n_vocab)
         return HD_FAIL(INVALID, "tokenizer: %zu tokens, but the model's vocabulary has %d",
@@ -63,6 +63,7 @@ static hd_status open_text(hd_engine *e, const hd_engine_config *c, int n_vocab)
         e->info.thinks_by_default = hd_chat_thinks_by_default(e->chat);
         e->info.can_call_tools = hd_chat_can_call_tools(e->chat);
         e->info.keeps_reasoning = hd_chat_keeps_reasoning(e->chat);
+        e->info.has_response_format = hd_chat_has_response_format(e->chat);
     }
     e->info.has_fim = hd_chat_has_fim(e->tokenizer);
     return HD_OK;
@@ -112,8 +113,10 @@ static hd_status open_model(hd_engine *e, const hd_engine_config *c, enum hd_kv_
                           .kv_type = kv_type,
                           .no_token = e->no_token,
                           .n_no_token = e->n_no_token};
+    hd_place_apply(&e->place, &o);
     hd_engine_config copy = *c;
     HD_TRY(hd_model_open(e->checkpoint, &e->dev, &o, model_progress, &copy, &e->model));
+    hd_place_log(&e->place, e->model);
     hd_engine_info *i = &e->info;
     const hd_hparams *hp = hd_model_hparams(e->model);
     i->arch = keep(e, hp->arch);
@@ -215,6 +218,7 @@ static hd_status open_loop(hd_engine *e, const hd_engine_config *c, enum hd_kv_t
     hd_loop_config lc = {
         .n_queue_max = c->max_num_queued_reqs,
         .queue_tok_max = c->max_num_queued_tokens,
+        .wait_max_ns = (int64_t)(c->queue_timeout_s * 1e9),
         .clock = hd_clock_real(),
         .stepper = {.enqueue = enqueue_step,
                     .fetch = fetch_step,
@@ -269,15 +273,22 @@ static void log_facts(const hd_engine *e) {
                (int64_t)i->max_model_len, "context_train", "d", (int64_t)i->n_ctx_train, NULL);
 }
 
-/* Of the device's memory. Weights that a device repacks are copied; what it reads from the mapping
- * is page cache, which can be taken back. */
-static uint64_t free_after_loading(const hd_engine *e) {
-    uint64_t weights = 0;
-    uint64_t now =
-        hd_dev_has_memory(&e->dev) ? e->dev.ops->free_bytes(e->dev.ctx) : hd_memory_free_bytes("");
-    for (size_t i = 0; i < hd_checkpoint_count(e->checkpoint); i++)
-        weights += hd_checkpoint_at(e->checkpoint, i)->n_byte;
-    return now > weights ? now - weights : 0;
+/* The memory that the sizes are about. A pool of a given number of tokens, or one window, has its
+ * place before weights do. */
+static hd_status find_place(hd_engine *e, const hd_engine_config *c, const hd_hparams *hp,
+                            enum hd_kv_type kv_type) {
+    uint64_t tok_bytes = hd_hparams_kv_bytes(hp, kv_type);
+    uint64_t n_tok =
+        (uint64_t)(c->max_tokens_in_paged_kv_cache > 0 ? c->max_tokens_in_paged_kv_cache
+                                                       : c->max_model_len);
+    return hd_place_find(&(hd_place_ask){.checkpoint = e->checkpoint,
+                                         .dev = &e->dev,
+                                         .device_gib = c->gpu_memory_gib,
+                                         .kv_bytes = n_tok * tok_bytes,
+                                         .plan = c->offload_plan,
+                                         .isa = c->isa,
+                                         .n_thread = c->n_thread},
+                         &e->place);
 }
 
 static hd_status open_parts(hd_engine *e, const hd_engine_config *c) {
@@ -293,7 +304,8 @@ static hd_status open_parts(hd_engine *e, const hd_engine_config *c) {
     enum hd_kv_type kv_type;
     HD_TRY(hd_engine_kv_type(c->kv_cache_dtype, &kv_type));
     hd_engine_sizes z;
-    HD_TRY(hd_engine_size(c, &hp, kv_type, free_after_loading(e), &z));
+    HD_TRY(find_place(e, c, &hp, kv_type));
+    HD_TRY(hd_engine_size(c, &hp, kv_type, e->place.free_bytes, &z));
     char hash[33];
     hd_checkpoint_hash(e->checkpoint, hash, hash_progress, (void *)(uintptr_t)c);
     e->info.model_hash = keep(e, hash);
@@ -337,6 +349,7 @@ void hd_engine_close(hd_engine *e) {
     if (e->has_thread) keep_profile(e);
     hd_profile_free(e->profile);
     hd_model_close(e->model);
+    hd_place_close(&e->place);
     hd_dev_close(&e->dev);
     hd_tokenizer_free(e->tokenizer);
     hd_free(e->no_token);
@@ -346,6 +359,14 @@ void hd_engine_close(hd_engine *e) {
 }
 
 const hd_engine_info *hd_engine_get_info(const hd_engine *e) { return &e->info; }
+
+void hd_engine_sampling_init(const hd_engine *e, hd_sampling *s) {
+    const hd_suggestion *own = &e->suggestion;
+    hd_sampling_init(s);
+    if (own->temperature >= 0) s->temperature = (float)own->temperature;
+    if (own->top_p > 0) s->top_p = (float)own->top_p;
+    if (own->top_k > 0) s->top_k = own->top_k;
+}
 
 void hd_engine_get_stats(const hd_engine *e, hd_engine_stats *out) {
     hd_loop_get_stats(e->loop, out);

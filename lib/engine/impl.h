@@ -5,7 +5,9 @@
 #include "base/mem.h"
 #include "engine/load.h"
 #include "engine/loop.h"
+#include "engine/place.h"
 #include "engine/sizes.h"
+#include "file/suggestion.h"
 #include "text/chat.h"
 #include "text/stream.h"
 
@@ -15,11 +17,13 @@ struct hd_engine {
     hd_engine_info info; /* its strings lie in names */
     hd_arena *names;
     hd_checkpoint *checkpoint;
+    hd_suggestion suggestion;
     hd_tokenizer *tokenizer; /* NULL: the model brings none, and text cannot be used */
     const hd_chat_encoding *chat;
     int32_t *no_token; /* [n_no_token] ids that stand for no token: padding and holes */
     int n_no_token;
     hd_dev dev;
+    hd_place place;
     hd_model *model;
     uint64_t kv_lost; /* of the model, when last asked */
     hd_loop *loop;

@@ -26,6 +26,7 @@ struct hd_loop {
     bool is_under_way;                      /* a step was enqueued and not told */
     bool needs_host;                        /* a draw of it is the host's: it is told at once */
     int64_t now_ns, step_from_ns, began_ns; /* began: the step under way, about */
+    int64_t next_look_ns;                   /* for requests that wait too long */
     hd_job *emit_first, *emit_last;
     hd_engine_stats total; /* counts of this loop; the scheduler's are added when published */
     hd_sched_stats before; /* as of the last publish: metrics are told the difference */
@@ -198,6 +199,21 @@ static void note_admitted(hd_loop *l, hd_job *j) {
     observe(l, HD_M_QUEUE_TIME, j->submitted_ns, j->ev.admitted_ns);
 }
 
+/* Ends requests whose computation has not begun in time. */
+static void give_up_waiting(hd_loop *l) {
+    static const int64_t period_ns = 100 * 1000 * 1000;
+    if (l->c.wait_max_ns == 0 || l->now_ns < l->next_look_ns) return;
+    l->next_look_ns = l->now_ns + period_ns;
+    for (int i = 0; i < hd_inbox_n_slot(l->inbox); i++) {
+        hd_job *j = hd_inbox_job_at(l->inbox, i);
+        if (!j || !j->is_submitted || j->is_admitted) continue;
+        if (l->now_ns - j->submitted_ns <= l->c.wait_max_ns) continue;
+        end_job(l, j, HD_FINISH_ERROR,
+                HD_FAIL(UNAVAILABLE, "the request has waited %g s, and its turn has not come",
+                        (double)l->c.wait_max_ns * 1e-9));
+    }
+}
+
 /* ---- the six verbs ---- */
 
 static int drain(hd_loop *l) {
@@ -213,6 +229,7 @@ static int drain(hd_loop *l) {
         j->is_submitted = s == HD_OK;
         if (s != HD_OK) end_job(l, j, HD_FINISH_ERROR, s);
     }
+    give_up_waiting(l);
     return n;
 }
 

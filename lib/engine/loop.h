@@ -39,6 +39,7 @@ typedef struct hd_loop_config {
                             is sched.profile, usually the same */
     int n_queue_max;     /* waiting requests, beyond those that could run now */
     int64_t queue_tok_max; /* their prompt tokens; 0: no bound */
+    int64_t wait_max_ns;   /* until a request's computation begins; 0: no bound */
     hd_clock clock;
     hd_stepper stepper;
     int n_vocab;

@@ -41,6 +41,8 @@ static hd_status check_config(const hd_engine_config *c) {
         return HD_FAIL(INVALID, "scheduling_policy: expected priority or fcfs, found '%s'", policy);
     if (!(c->max_step_ms >= 0 && c->max_step_ms <= 1e9))
         return HD_FAIL(INVALID, "max_step_ms: expected 0 to 1e9, found %g", c->max_step_ms);
+    if (!(c->queue_timeout_s >= 0 && c->queue_timeout_s <= 1e6))
+        return HD_FAIL(INVALID, "queue_timeout_s: expected 0 to 1e6, found %g", c->queue_timeout_s);
     double f = c->kv_cache_free_mem_fraction;
     if (!(f > 0 && f <= 1))
         return HD_FAIL(INVALID,

@@ -59,11 +59,12 @@ typedef struct hd_arch {
         .suffix = name_, .kind = HD_SLOT_MATRIX, .op = HD_OP_##op_,                                \
         .offset = offsetof(struct struct_, field), __VA_ARGS__                                     \
     }
-/* One block op on the device of the model m. */
-#define HD_RUN(op_, ...)                                                                           \
+/* One block op on the device of the model m: by its arguments, or a pointer to them. */
+#define HD_RUN(op_, ...) HD_RUN_ARGS(op_, &((struct hd_op_##op_){__VA_ARGS__}))
+#define HD_RUN_ARGS(op_, args_)                                                                    \
     do {                                                                                           \
         int64_t hd_from_ns_ = m->spans ? hd_now_ns() : 0;                                          \
-        m->dev.ops->op_(m->dev.ctx, &(struct hd_op_##op_){__VA_ARGS__});                           \
+        m->dev.ops->op_(m->dev.ctx, args_);                                                        \
         if (m->spans) hd_model_note(m, HD_OP_##op_, hd_from_ns_);                                  \
     } while (0)
 
@@ -77,7 +78,8 @@ const hd_arch *hd_arch_find(const char *name);
 struct hd_bound {
     hd_weight weight;
     const hd_slot *slot;
-    int layer; /* -1: global */
+    int layer;    /* -1: global */
+    bool on_host; /* read by the host's device (model/offload.h) */
     struct hd_bound *next;
 };
 /* Memory to give back at close: host (matrices that had to be copied) or device. */
@@ -118,7 +120,8 @@ struct hd_model {
     } step[HD_DEV_STEPS];
     uint64_t n_enqueued, n_fetched;
     uint64_t weight_bytes, kv_bytes, workspace_bytes;
-    hd_spans *spans; /* of the calls of ops; NULL: not profiled */
+    struct hd_offload *offload; /* model/offload.h; NULL: every weight is the device's */
+    hd_spans *spans;            /* of the calls of ops; NULL: not profiled */
 };
 
 /* Binds every slot (weights.c). HD_E_UNSUPPORTED names op, tensor, format and device. */

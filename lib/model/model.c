@@ -1,5 +1,5 @@
 /* Opening and closing a model, its KV memory, and the checks in front of a forward pass. */
-#include "model/arch.h"
+#include "model/offload.h"
 
 #include "base/log.h"
 
@@ -183,8 +183,10 @@ hd_status hd_model_open(const hd_checkpoint *c, const hd_dev *dev, const hd_mode
     HD_TRY_OUT(check_kv_type(m));
     HD_TRY_OUT(hd_canon_new(c, &m->hp, &m->canon));
     warn_surplus(m, c);
+    HD_TRY_OUT(hd_offload_choose(m));
     HD_TRY_OUT(hd_weights_bind(m, on_progress, user));
     HD_TRY_OUT(m->arch->plan(m));
+    HD_TRY_OUT(hd_offload_plan(m));
     HD_TRY_OUT(open_rope(m));
     HD_TRY_OUT(open_kv(m));
     HD_TRY_OUT(open_logits(m));
@@ -216,6 +218,10 @@ uint64_t hd_model_kv_bytes(const hd_model *m) { return m->kv_bytes; }
 uint64_t hd_model_kv_lost(const hd_model *m) { return m->dev.ops->kv_lost(m->dev.ctx); }
 uint64_t hd_model_workspace_bytes(const hd_model *m) { return m->workspace_bytes; }
 
+hd_offload_facts hd_model_offload(const hd_model *m) {
+    return m->offload ? m->offload->facts : (hd_offload_facts){0};
+}
+
 /* What memory safety needs of a batch; a violation is a bug of the caller. */
 static void check_batch(const hd_model *m, const hd_batch *b) {
     const hd_model_options *o = &m->opt;
@@ -230,11 +236,18 @@ static void check_batch(const hd_model *m, const hd_batch *b) {
     hd_batch_check(b);
 }
 
+/* Uploads b and runs its ops; *logits are the device's. */
+static hd_status run_forward(hd_model *m, const hd_batch *b, const hd_batch **on_device,
+                             const float **logits) {
+    check_batch(m, b);
+    HD_TRY(hd_dev_upload(&m->dev, b, on_device));
+    *logits = m->arch->forward(m, *on_device);
+    return hd_offload_status(m);
+}
+
 hd_status hd_model_forward(hd_model *m, const hd_batch *b, const float **logits) {
     const hd_batch *on_device;
-    check_batch(m, b);
-    HD_TRY(hd_dev_upload(&m->dev, b, &on_device));
-    *logits = m->arch->forward(m, on_device);
+    HD_TRY(run_forward(m, b, &on_device, logits));
     if (b->n_out == 0 || !m->host_logits) return HD_OK;
     size_t n = (size_t)b->n_out * (size_t)m->hp.n_vocab;
     HD_TRY(hd_dev_get(&m->dev, m->host_logits, *logits, n * sizeof **logits));
@@ -262,9 +275,7 @@ hd_status hd_model_enqueue(hd_model *m, const hd_batch *b) {
     int ix = (int)(m->n_enqueued % HD_DEV_STEPS);
     struct hd_model_step *step = &m->step[ix];
     HD_ASSERT(m->n_enqueued - m->n_fetched < (hd_dev_has_memory(&m->dev) ? HD_DEV_STEPS : 1));
-    check_batch(m, b);
-    HD_TRY(hd_dev_upload(&m->dev, b, &on_device));
-    step->logits = m->arch->forward(m, on_device);
+    HD_TRY(run_forward(m, b, &on_device, &step->logits));
     step->n_out = b->n_out;
     step->batch = NULL;
     for (int i = 0; i < b->n_out; i++)

@@ -64,7 +64,17 @@ typedef struct hd_model_options {
     enum hd_kv_type kv_type;
     const int32_t *no_token; /* [n_no_token] ids that are never sampled; copied */
     int n_no_token;
+    const hd_dev *host; /* runs feed-forwards that the device has no room for; NULL: none does */
+    uint64_t device_weight_bytes; /* the device's room for weights; 0: no bound */
+    const char *offload_plan; /* file of layers in the order in which they leave; NULL: by size */
 } hd_model_options;
+
+/* Feed-forwards that stay on the host. */
+typedef struct hd_offload_facts {
+    int n_layer;
+    uint64_t n_byte;      /* their weights */
+    uint64_t token_bytes; /* of those, what one token reads */
+} hd_offload_facts;
 
 typedef struct hd_model hd_model;
 
@@ -82,6 +92,9 @@ uint64_t hd_model_kv_bytes(const hd_model *m);        /* the whole pool */
 uint64_t hd_model_workspace_bytes(const hd_model *m); /* activations and logits */
 /* Values put into the cache so far that its type could not hold: not finite there. */
 uint64_t hd_model_kv_lost(const hd_model *m);
+
+/* Zeros: all weights are the device's. */
+hd_offload_facts hd_model_offload(const hd_model *m);
 
 /* Computes the batch: writes KV of every row and logits of every out_row: [b->n_out, n_vocab]
  * float32 in host memory, valid until the next forward. Allocates nothing. HD_E_DEVICE: the device

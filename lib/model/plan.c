@@ -1,12 +1,12 @@
 /* The operator plan as text: which weights each op reads, in which layers and formats, by which
  * kernel, and the memory that goes with them. */
-#include "model/arch.h"
+#include "model/offload.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 
 static bool is_alike(const struct hd_bound *a, const struct hd_bound *b) {
-    return a->slot == b->slot && a->weight.format == b->weight.format &&
+    return a->slot == b->slot && a->on_host == b->on_host && a->weight.format == b->weight.format &&
            a->weight.n_in == b->weight.n_in && a->weight.n_out == b->weight.n_out &&
            a->weight.n_mat == b->weight.n_mat;
 }
@@ -38,11 +38,13 @@ static void print_line(const hd_model *m, const struct hd_bound *b, hd_buf *out)
                  b->weight.n_in);
     else
         snprintf(shape, sizeof shape, "[%d, %d]", b->weight.n_out, b->weight.n_in);
-    const char *kernel = m->dev.ops->kernel
-                             ? m->dev.ops->kernel(m->dev.ctx, b->slot->op, b->weight.format)
-                             : m->dev.ops->name;
-    hd_buf_addf(out, "%-9s %-7s %-22s %-5s %-20s %s\n", hd_op_name(b->slot->op), layers,
-                b->slot->suffix, hd_format_get(b->weight.format)->name, shape, kernel);
+    const hd_dev *dev = b->on_host ? &m->offload->host : &m->dev;
+    const char *kernel = dev->ops->kernel
+                             ? dev->ops->kernel(dev->ctx, b->slot->op, b->weight.format)
+                             : dev->ops->name;
+    hd_buf_addf(out, "%-9s %-7s %-22s %-5s %-20s %s%s\n", hd_op_name(b->slot->op), layers,
+                b->slot->suffix, hd_format_get(b->weight.format)->name, shape, kernel,
+                b->on_host ? " (on the host)" : "");
 }
 
 void hd_model_plan_text(const hd_model *m, hd_buf *b) {

@@ -4,16 +4,16 @@
  * Norms and biases become float32 arrays. A matrix stays as stored and is read from the mapping
  * where it lies there whole and aligned; else (a transposed key matrix, an unaligned safetensors
  * tensor) the model owns one copy. A format that the device's op cannot read ends the load. */
-#include "model/arch.h"
+#include "model/offload.h"
 
 #include <stdio.h>
 #include <string.h>
 
-static hd_status check_format(const hd_model *m, const hd_slot *slot, const char *name,
+static hd_status check_format(const hd_dev *dev, const hd_slot *slot, const char *name,
                               enum hd_format format) {
-    if (m->dev.ops->supports(m->dev.ctx, slot->op, format)) return HD_OK;
+    if (dev->ops->supports(dev->ctx, slot->op, format)) return HD_OK;
     return HD_FAIL(UNSUPPORTED, "op %s: tensor %s: format %s is not supported by backend %s",
-                   hd_op_name(slot->op), name, hd_format_get(format)->name, m->dev.ops->name);
+                   hd_op_name(slot->op), name, hd_format_get(format)->name, dev->ops->name);
 }
 
 static hd_status bind_vector(hd_model *m, const hd_canon_tensor *t, const float **out) {
@@ -65,20 +65,22 @@ static hd_status matrix_pointers(hd_model *m, const hd_canon_tensor *t, int n_ma
 
 static hd_status bind_matrix(hd_model *m, const hd_canon_tensor *t, const hd_slot *slot, int layer,
                              const hd_weight **out) {
-    HD_TRY(check_format(m, slot, t->name, t->format));
+    bool on_host = hd_offload_is_host(m, slot->op, layer);
+    const hd_dev *dev = on_host ? &m->offload->host : &m->dev;
+    HD_TRY(check_format(dev, slot, t->name, t->format));
     int n_mat = t->n_dim > 2 ? (int)t->ne[2] : 1;
     const void **mat = hd_arena_alloc(m->arena, (size_t)n_mat * sizeof *mat);
     size_t n_byte = hd_format_bytes(t->format, (size_t)t->ne[0] * (size_t)t->ne[1]);
     HD_TRY(matrix_pointers(m, t, n_mat, n_byte, mat));
     struct hd_bound *b = hd_arena_alloc(m->arena, sizeof *b);
-    *b = (struct hd_bound){.slot = slot, .layer = layer};
+    *b = (struct hd_bound){.slot = slot, .layer = layer, .on_host = on_host};
     b->weight = (hd_weight){.format = t->format,
                             .n_in = (int)t->ne[0],
                             .n_out = (int)t->ne[1],
                             .n_mat = n_mat,
                             .mat = mat};
     snprintf(b->weight.name, sizeof b->weight.name, "%s", t->name);
-    if (m->dev.ops->prepare) HD_TRY(m->dev.ops->prepare(m->dev.ctx, &b->weight));
+    if (dev->ops->prepare) HD_TRY(dev->ops->prepare(dev->ctx, &b->weight));
     *m->bound_end = b; /* only now: release sees what prepare has seen succeed */
     m->bound_end = &b->next;
     m->weight_bytes += (uint64_t)n_byte * (uint64_t)n_mat;
@@ -124,6 +126,8 @@ hd_status hd_weights_bind(hd_model *m, void (*on_progress)(void *user, int done,
 }
 
 void hd_weights_release(hd_model *m) {
-    if (!m->dev.ops->release) return;
-    for (struct hd_bound *b = m->bound; b; b = b->next) m->dev.ops->release(m->dev.ctx, &b->weight);
+    for (struct hd_bound *b = m->bound; b; b = b->next) {
+        const hd_dev *dev = b->on_host ? &m->offload->host : &m->dev;
+        if (dev->ops->release) dev->ops->release(dev->ctx, &b->weight);
+    }
 }

@@ -62,6 +62,7 @@ bool hd_chat_thinks_by_default(const hd_chat_encoding *e) {
 }
 bool hd_chat_always_thinks(const hd_chat_encoding *e) { return e->thinking == HD_CHAT_ALWAYS; }
 bool hd_chat_can_call_tools(const hd_chat_encoding *e) { return e->tools != HD_TOOLS_NONE; }
+bool hd_chat_has_response_format(const hd_chat_encoding *e) { return e->dsml != NULL; }
 bool hd_chat_keeps_reasoning(const hd_chat_encoding *e) { return e->dsml != NULL; }
 
 int hd_chat_end_tokens(const hd_chat_encoding *e, const hd_tokenizer *t,
@@ -163,6 +164,8 @@ static hd_status check_extras(const hd_chat_encoding *e, const hd_tokenizer *t,
         if (p->message[i].role == HD_ROLE_LATEST_REMINDER) HD_TRY(check_token(e, t, HD_REMINDER));
     if (p->effort < 0 || p->effort > 100)
         return HD_FAIL(INVALID, "effort: expected 1 to 100 (0: the default), found %d", p->effort);
+    if (p->schema.len > 0 && !hd_chat_has_response_format(e))
+        return HD_FAIL(UNSUPPORTED, "chat encoding %s has no text for a response format", e->name);
     if (p->task.len == 0) return HD_OK;
     if (!has_user_turns(e))
         return HD_FAIL(UNSUPPORTED, "chat encoding %s has no quick tasks", e->name);
@@ -233,7 +236,8 @@ hd_status hd_chat_encode(const hd_chat_encoding *e, const hd_tokenizer *t, const
     *start = (hd_chat_start){0};
     if (missing) return check_token(e, t, missing);
     hd_chat_prompt used = *p;
-    used.thinking = hd_chat_always_thinks(e) || (p->thinking && hd_chat_can_think(e));
+    bool is_asked = hd_chat_always_thinks(e) || (p->thinking && hd_chat_can_think(e));
+    used.thinking = is_asked && !p->no_thinking;
     HD_TRY(check_messages(e, p));
     HD_TRY(check_extras(e, t, p));
     HD_TRY(check_tools(e, &used));

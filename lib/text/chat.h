@@ -37,6 +37,8 @@ bool hd_chat_can_think(const hd_chat_encoding *e);
 bool hd_chat_thinks_by_default(const hd_chat_encoding *e); /* on DeepSeek's own servers */
 bool hd_chat_always_thinks(const hd_chat_encoding *e);
 bool hd_chat_can_call_tools(const hd_chat_encoding *e);
+/* Whether it has a text that tells the model the form of its answer. */
+bool hd_chat_has_response_format(const hd_chat_encoding *e);
 /* Whether the prompt holds the reasoning of messages with tool calls after the last user's. */
 bool hd_chat_keeps_reasoning(const hd_chat_encoding *e);
 /* Tokens that end a chat answer besides eos, as many as the tokenizer has of them: a turn of the

@@ -99,17 +99,25 @@ static void write_tools(walk *x) {
     hd_chat_markup(x->w, x->k->tools_end);
 }
 
+static void write_response_format(walk *x) {
+    if (x->p->schema.len == 0) return;
+    hd_chat_markup(x->w, "\n\n## Response Format:\n\nYou MUST strictly adhere to the following "
+                         "schema to reply:\n");
+    hd_chat_plain(x->w, x->p->schema);
+}
+
 static void write_front(walk *x) {
     char room[128];
     const char *effort = effort_text(x, room);
-    if (x->k->has_system && (x->n_front > 0 || *effort || x->p->n_tool > 0))
-        hd_chat_markup(x->w, HD_SYSTEM);
+    bool has_text = x->n_front > 0 || *effort || x->p->n_tool > 0 || x->p->schema.len > 0;
+    if (x->k->has_system && has_text) hd_chat_markup(x->w, HD_SYSTEM);
     hd_chat_plain(x->w, hd_str_of(effort));
     for (size_t i = 0; i < x->n_front; i++) {
         if (i > 0) hd_chat_markup(x->w, "\n\n");
         hd_chat_plain(x->w, x->p->message[i].content);
     }
     write_tools(x);
+    write_response_format(x);
 }
 
 /* ---- calls ---- */

@@ -40,6 +40,7 @@ enum hd_chat_drop { HD_DROP_NOTHING, HD_DROP_TO_FIRST, HD_DROP_TO_LAST };
 typedef struct hd_chat_turns {
     enum hd_chat_systems
         systems;                 /* all at the beginning, the last one there, or where they stand */
+    const char *system_default;  /* what stands first when no message is the system's */
     const char *system_join;     /* between two at the beginning */
     const char *system_end;      /* after each in its place */
     const char *user, *user_end; /* around a user's text */

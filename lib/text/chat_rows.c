@@ -17,11 +17,16 @@ static const hd_chat_turns v2_turns = {
     .answer = "Assistant:",
 };
 
-/* ---- coder instruct V1. The official default system text is not added ---- */
+/* ---- coder instruct V1: with its own system text when there is none ---- */
 
 static const char *const coder_marker[] = {HD_BOS, HD_EOT, NULL};
 static const hd_chat_turns coder_turns = {
     .systems = HD_SYSTEMS_IN_PLACE,
+    .system_default =
+        "You are an AI programming assistant, utilizing the Deepseek Coder model, developed by "
+        "Deepseek Company, and you only answer questions related to computer science. For "
+        "politically sensitive questions, security and privacy issues, and other non-computer "
+        "science questions, you will refuse to answer\n",
     .user = "### Instruction:\n",
     .user_end = "\n",
     .past = "### Response:\n",
@@ -68,10 +73,14 @@ static const hd_chat_turns v3_turns = {
     FENCED_TOOLS,
 };
 
+/* Without thinking: what an empty thought looks like. DeepSeek has no text for it, people use this.
+ */
 #define R1_TURNS                                                                                   \
     .system_join = "\n\n", .user = HD_USER, .past = HD_ASSISTANT, .past_end = HD_EOS,              \
-    .answers_any = true, .drop = HD_DROP_TO_LAST, .answer_thinking = HD_ASSISTANT HD_THINK "\n",   \
-    .think = HD_THINK "\n", .think_end = "\n" HD_THINK_END "\n\n", FENCED_TOOLS
+    .answers_any = true, .drop = HD_DROP_TO_LAST,                                                  \
+    .answer = HD_ASSISTANT HD_THINK "\n\n" HD_THINK_END "\n\n",                                    \
+    .answer_thinking = HD_ASSISTANT HD_THINK "\n", .think = HD_THINK "\n",                         \
+    .think_end = "\n" HD_THINK_END "\n\n", FENCED_TOOLS
 
 static const char *const r1_marker[] = {HD_BOS,   HD_EOS,       HD_USER, HD_ASSISTANT,
                                         HD_THINK, HD_THINK_END, NULL};

@@ -52,6 +52,7 @@ static void write_system(hd_chat_writer *w) {
     const hd_chat_prompt *p = w->p;
     size_t n = 0, n_all = 0;
     for (size_t i = 0; i < p->n_message; i++) n_all += is_system(&p->message[i]);
+    if (n_all == 0) hd_chat_markup(w, k->system_default);
     for (size_t i = 0; i < p->n_message && k->systems != HD_SYSTEMS_IN_PLACE; i++) {
         if (!is_system(&p->message[i])) continue;
         n++;

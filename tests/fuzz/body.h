@@ -85,7 +85,9 @@ static void fuzz_body(enum hd_api_kind kind, const uint8_t *data, size_t size) {
     hd_arena *arena = hd_arena_new(4096);
     hd_api_request q;
     hd_api_error e = {0};
-    hd_status s = hd_api_parse(kind, (hd_str){(const char *)data, size}, arena, &q, &e);
+    hd_sampling defaults;
+    hd_sampling_init(&defaults);
+    hd_status s = hd_api_parse(kind, (hd_str){(const char *)data, size}, &defaults, arena, &q, &e);
     if (s == HD_OK) {
         fuzz_taken(kind, &q);
     } else {

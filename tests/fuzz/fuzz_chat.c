@@ -71,11 +71,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         add_message(&p, kind, (hd_str){(const char *)data, n});
         data += n;
     }
+    hd_str schema = p.n_message > 0 ? message[0].content : (hd_str){0};
+    if (data[-1] & 1 && hd_chat_has_response_format(e)) p.schema = schema;
     hd_ids ids = {0}, other = {0};
     hd_chat_start start, other_start;
     if (hd_chat_encode(e, t, &p, &ids, &start) == HD_OK) {
         check(&ids, t, &start);
         p.message = harmless;
+        p.schema = harmless_text(p.schema);
         HD_ASSERT(hd_chat_encode(e, t, &p, &other, &other_start) == HD_OK);
         HD_ASSERT(count_added(&ids, t) == count_added(&other, t));
         HD_ASSERT(start.in_reasoning == other_start.in_reasoning);

@@ -189,6 +189,35 @@ test('tokenize and chat agree, prompts too long are named, overload is refused a
     await server.stop();
 });
 
+// The slow backend holds its request for longer than any may wait.
+test('a request whose turn does not come is told so: 503, a stream by an event, a begun body by its missing end', async () => {
+    const server = await startServer('--backend', 'ref', '--max-num-seqs', '1', '--queue-timeout', '0.6', '--stream-keep-alive', '0.2');
+    const holder = raw(server, { messages: STORY, max_tokens: 1900, ignore_eos: true, stream: true }, 'data: ');
+    await holder.ready;
+    const body = { messages: STORY, max_tokens: 4 };
+    const [stream, whole] = await Promise.all([
+        post(server, '/v1/chat/completions', { ...body, stream: true }).then((r) => r.text()),
+        post(server, '/v1/chat/completions', body).then((r) => r.text()).catch((e) => e), // its keep-alive has begun it
+    ]);
+    assert.match(stream, /: keep-alive\n\n/);
+    assert.match(stream, /data: \{"error":\{"message":"the request has waited 0\.6 s, and its turn has not come","type":"server_error"/);
+    assert.ok(!stream.includes('[DONE]'));
+    assert.ok(whole instanceof Error, `ended as if it were whole: ${whole}`);
+    holder.socket.destroy();
+    await server.idle();
+    await server.stop();
+
+    const quiet = await startServer('--backend', 'ref', '--max-num-seqs', '1', '--queue-timeout', '0.3');
+    const other = raw(quiet, { messages: STORY, max_tokens: 1900, ignore_eos: true, stream: true }, 'data: ');
+    await other.ready;
+    const refused = await post(quiet, '/v1/chat/completions', body);
+    assert.equal(refused.status, 503);
+    assert.equal(refused.headers.get('retry-after'), '1');
+    assert.match((await refused.json()).error.message, /waited 0\.3 s/);
+    other.socket.destroy();
+    await quiet.stop();
+});
+
 test('SIGTERM: streams finish, new work is refused, exit 0', async () => {
     const server = await startServer('--shutdown-timeout', '300');
     const body = { messages: STORY, max_tokens: 300, ignore_eos: true, stream: true };

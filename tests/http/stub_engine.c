@@ -52,6 +52,7 @@ struct hd_engine {
     int echo_tokens;   /* > 0: each request is answered at once with that many 'x' */
     int busy_after;    /* submissions that are taken before HD_E_BUSY; -1: all */
     int64_t submit_ns; /* how long a submission takes */
+    float temperature; /* the model's suggestion */
     hd_engine_info info;
     hd_engine_stats stats;
 };
@@ -115,6 +116,7 @@ static hd_engine *stub_open(void) {
     pthread_mutex_init(&e->mu, NULL);
     pthread_cond_init(&e->changed, NULL);
     e->busy_after = -1;
+    e->temperature = 1;
     e->info = (hd_engine_info){.model_name = "stub",
                                .arch = "stub",
                                .backend = "stub",
@@ -208,6 +210,10 @@ void hd_engine_get_stats(const hd_engine *e, hd_engine_stats *out) {
 }
 void hd_sampling_init(hd_sampling *s) {
     *s = (hd_sampling){.temperature = 1, .top_p = 1, .repetition_penalty = 1, .n_top_logprob = -1};
+}
+void hd_engine_sampling_init(const hd_engine *e, hd_sampling *s) {
+    hd_sampling_init(s);
+    s->temperature = e->temperature;
 }
 void hd_request_init(hd_request *r) {
     *r = (hd_request){0};
@@ -330,6 +336,7 @@ hd_status hd_engine_chat(const hd_engine *e, const hd_chat_prompt *p, hd_token_l
     stub_add(out, STUB_BOS);
     for (size_t i = 0; i < p->n_tool && p->tool_choice != HD_TOOL_NONE; i++)
         stub_add_text(e, out, p->tool[i].name);
+    stub_add_text(e, out, p->schema);
     for (size_t i = 0; i < p->n_message; i++) {
         const hd_message *m = &p->message[i];
         stub_add_text(e, out, m->reasoning);

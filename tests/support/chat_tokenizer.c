@@ -7,9 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const extra[] = {"｜DSML｜",     "<｜System｜>", "<｜latest_reminder｜>",
-                                    "<｜action｜>", "<｜query｜>",  "<｜authority｜>",
-                                    "<｜domain｜>", "<｜title｜>",  "<｜read_url｜>"};
+static const char *const extra[] = {
+    "｜DSML｜",       "<｜System｜>",        "<｜latest_reminder｜>", "<｜action｜>",
+    "<｜query｜>",    "<｜authority｜>",     "<｜domain｜>",          "<｜title｜>",
+    "<｜read_url｜>", "<｜deepseek_image｜>"};
 
 enum { control = 3, user = 4, unused = 5, token_max = 8192 };
 

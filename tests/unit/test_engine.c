@@ -473,6 +473,7 @@ static void seeds(void **state) {
         gen_init(&g[i]);
         fill_prompt(e, &g[i], 20, 0);
         g[i].r.max_tokens = 30;
+        g[i].r.ignore_eos = true; /* two that end at once would be alike */
         g[i].r.sampling.temperature = 1.5f;
         g[i].r.sampling.has_seed = i < 6;
         g[i].r.sampling.seed = i < 4 ? 500 : (uint64_t)i;
@@ -787,6 +788,9 @@ static void facts(void **state) {
     assert_true(i->kv_pool_bytes >= i->kv_bytes_per_token * i->n_page * 16);
     assert_true(i->can_think && i->can_call_tools && i->has_fim);
     assert_false(i->always_thinks || i->thinks_by_default);
+    hd_sampling own;
+    hd_engine_sampling_init(e, &own);
+    assert_true(own.temperature == 0.6f && own.top_p == 0.95f && own.top_k == 0);
     assert_int_equal(i->bos, 0);
     assert_int_equal(i->eos, 1);
     engine_close(e);

@@ -532,6 +532,41 @@ static void the_waiting_line_is_bounded(void **state) {
     rig_end(&g);
 }
 
+/* Who waits too long is told so; who was admitted may take as long as it takes. */
+static void waiting_has_an_end(void **state) {
+    (void)state;
+    static const int64_t second_ns = 1000000000;
+    rig g;
+    rig_init(&g, 100, 4);
+    g.c.sched.n_seq_max = 1;
+    g.c.wait_max_ns = 2 * second_ns;
+    rig_start(&g);
+    static receiver v[3];
+    memset(v, 0, sizeof v);
+    hd_request r[3];
+    for (int i = 0; i < 3; i++) {
+        fill_prompt(&v[i], 60, (uint64_t)i);
+        r[i] = request_for(&v[i], 10, 50);
+    }
+    assert_ok(hd_loop_submit(g.loop, &r[0], &v[0].id));
+    turn(&g); /* 0 runs */
+    assert_ok(hd_loop_submit(g.loop, &r[1], &v[1].id));
+    g.now_ns += second_ns;
+    turn(&g);
+    assert_ok(hd_loop_submit(g.loop, &r[2], &v[2].id));
+    assert_int_equal(v[1].n_end, 0);
+    g.now_ns += second_ns;
+    turn(&g); /* 0 runs for longer than any may wait, 1 waited too long, 2 did not yet */
+    check_end(&v[1], HD_FINISH_ERROR, 0);
+    assert_int_equal(v[1].last.status, HD_E_UNAVAILABLE);
+    assert_string_equal(v[1].error, "the request has waited 2 s, and its turn has not come");
+    assert_int_equal(v[0].n_end + v[2].n_end, 0);
+    turn_until_idle(&g);
+    check_end(&v[0], HD_FINISH_LENGTH, 50);
+    check_end(&v[2], HD_FINISH_LENGTH, 50);
+    rig_end(&g);
+}
+
 static void ends_and_minimum(void **state) {
     (void)state;
     rig g;
@@ -928,6 +963,7 @@ int main(void) {
         cmocka_unit_test(a_failing_fetch_ends_everything),
         cmocka_unit_test(a_failing_step_ends_its_requests),
         cmocka_unit_test(the_waiting_line_is_bounded),
+        cmocka_unit_test(waiting_has_an_end),
         cmocka_unit_test(ends_and_minimum),
         cmocka_unit_test(end_all_tells_everyone),
         cmocka_unit_test(stop_strings),

@@ -195,6 +195,7 @@ static void configuration_is_checked(void **state) {
     REFUSED(c.kv_cache_free_mem_fraction = NAN, "kv_cache_free_mem_fraction");
     REFUSED(c.max_num_queued_reqs = 0, "max_num_queued_reqs");
     REFUSED(c.max_num_queued_tokens = -1, "max_num_queued_tokens");
+    REFUSED(c.queue_timeout_s = -1, "queue_timeout_s");
     hp.n_ctx = 1 << 24;
     hp.n_layer = hp.n_c = hp.n_rope = 1;
     REFUSED((c.max_num_seqs = 4096, c.block_size = 1), "block_size");

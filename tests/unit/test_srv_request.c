@@ -24,7 +24,9 @@ static int done(void **state) {
 
 static hd_status parse(enum hd_api_kind kind, const char *body) {
     memset(&error, 0, sizeof error);
-    return hd_api_parse(kind, hd_str_of(body), arena, &q, &error);
+    hd_sampling defaults;
+    hd_sampling_init(&defaults);
+    return hd_api_parse(kind, hd_str_of(body), &defaults, arena, &q, &error);
 }
 
 #define MESSAGES "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
@@ -136,6 +138,21 @@ static void thinking_spellings(void **state) {
     for (size_t i = 0; i < HD_COUNT_OF(rows); i++) {
         assert_int_equal(parse(HD_API_CHAT, rows[i].body), HD_OK);
         if (q.thinking != rows[i].want) fail_msg("%s: %d", rows[i].body, q.thinking);
+    }
+    static const struct {
+        const char *body;
+        int want;
+    } efforts[] = {
+        {CHAT("\"reasoning_effort\":\"minimal\""), 25},
+        {CHAT("\"reasoning_effort\":\"medium\""), 50},
+        {CHAT("\"reasoning_effort\":\"high\""), 50},
+        {CHAT("\"reasoning_effort\":\"xhigh\""), 75},
+        {CHAT("\"reasoning_effort\":\"ultra\""), 100},
+        {CHAT("\"reasoning_effort\":7"), 7},
+    };
+    for (size_t i = 0; i < HD_COUNT_OF(efforts); i++) {
+        assert_int_equal(parse(HD_API_CHAT, efforts[i].body), HD_OK);
+        if (q.effort != efforts[i].want) fail_msg("%s: %d", efforts[i].body, q.effort);
     }
 }
 
@@ -252,6 +269,11 @@ static void wrong_types_and_ranges(void **state) {
          "chat_template_kwargs.thinking"},
         {C, CHAT("\"response_format\":{\"type\":\"odd\"}"), HD_E_INVALID, "response_format.type"},
         {C, CHAT("\"response_format\":\"text\""), HD_E_INVALID, "response_format"},
+        {C, CHAT("\"response_format\":{\"type\":\"json_schema\"}"), HD_E_INVALID,
+         "response_format.json_schema"},
+        {C, CHAT("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{}}"), HD_E_INVALID,
+         "response_format.json_schema.schema"},
+        {T, TEXT("\"response_format\":{\"type\":\"odd\"}"), HD_E_INVALID, "response_format.type"},
         {C, CHAT("\"continue_final_message\":true"), HD_E_INVALID, "continue_final_message"},
         {C, CHAT("\"priority\":\"high\""), HD_E_INVALID, "priority"},
         {C, CHAT("\"user_id\":\"a b\""), HD_E_INVALID, "user_id"},
@@ -276,10 +298,16 @@ static void unsupported_is_said(void **state) {
     static const refusal rows[] = {
         {C, CHAT("\"functions\":[{}]"), HD_E_UNSUPPORTED, "functions"},
         {C, CHAT("\"function_call\":\"auto\""), HD_E_UNSUPPORTED, "function_call"},
-        {C, CHAT("\"response_format\":{\"type\":\"json_object\"}"), HD_E_UNSUPPORTED,
+        {T, TEXT("\"response_format\":{\"type\":\"json_object\"}"), HD_E_UNSUPPORTED,
          "response_format"},
-        {C, CHAT("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{}}"),
-         HD_E_UNSUPPORTED, "response_format"},
+        {C, CHAT("\"response_format\":{\"type\":\"grammar\"}"), HD_E_UNSUPPORTED,
+         "response_format.type"},
+        {C,
+         CHAT("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"strict\":true,"
+              "\"schema\":{}}}"),
+         HD_E_UNSUPPORTED, "response_format.json_schema.strict"},
+        {C, CHAT("\"response_format\":{\"type\":\"structural_tag\"}"), HD_E_UNSUPPORTED,
+         "response_format.type"},
         {C, CHAT("\"guided_json\":{\"a\":1}"), HD_E_UNSUPPORTED, "guided_json"},
         {C, CHAT("\"guided_regex\":\"a\""), HD_E_UNSUPPORTED, "guided_regex"},
         {C, CHAT("\"structured_outputs\":{\"json\":{}}"), HD_E_UNSUPPORTED, "structured_outputs"},
@@ -334,8 +362,11 @@ static void json_is_strict(void **state) {
     char *many = hd_alloc(n);
     memset(many, ',', n);
     memcpy(many, "{\"prompt\":[", 11);
-    assert_int_equal(hd_api_parse(HD_API_COMPLETION, (hd_str){many, n}, arena, &q, &error),
-                     HD_E_TOO_LARGE);
+    hd_sampling defaults;
+    hd_sampling_init(&defaults);
+    assert_int_equal(
+        hd_api_parse(HD_API_COMPLETION, (hd_str){many, n}, &defaults, arena, &q, &error),
+        HD_E_TOO_LARGE);
     hd_free(many);
 }
 

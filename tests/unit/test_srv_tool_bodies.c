@@ -23,7 +23,9 @@ static int done(void **state) {
 
 static hd_status parse(enum hd_api_kind kind, const char *body) {
     memset(&error, 0, sizeof error);
-    return hd_api_parse(kind, hd_str_of(body), arena, &q, &error);
+    hd_sampling defaults;
+    hd_sampling_init(&defaults);
+    return hd_api_parse(kind, hd_str_of(body), &defaults, arena, &q, &error);
 }
 
 static void expect_text(hd_str found, const char *expected) {
@@ -269,7 +271,7 @@ static void efforts(void **state) {
         {CHAT("\"reasoning_effort\":\"low\""), 25, HD_API_THINK_ON},
         {CHAT("\"reasoning_effort\":\"medium\""), 50, HD_API_THINK_ON},
         {CHAT("\"reasoning_effort\":\"high\""), 50, HD_API_THINK_ON},
-        {CHAT("\"reasoning_effort\":\"xhigh\""), 50, HD_API_THINK_ON},
+        {CHAT("\"reasoning_effort\":\"xhigh\""), 75, HD_API_THINK_ON},
         {CHAT("\"reasoning_effort\":\"max\""), 100, HD_API_THINK_ON},
         {CHAT("\"reasoning_effort\":\"ultra\""), 100, HD_API_THINK_ON},
         {CHAT("\"reasoning_effort\":\"none\""), 0, HD_API_THINK_OFF},

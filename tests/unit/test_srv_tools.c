@@ -511,6 +511,7 @@ static void thinking_is_the_models_unless_asked(void **state) {
         {false, false, "{\"reasoning_effort\":\"max\"," HI "}", STUB_THINK},
         {true, true, "{" HI "}", STUB_THINK},
         {true, true, "{\"model\":\"deepseek-chat\"," HI "}", STUB_THINK},
+        {true, true, "{\"thinking\":{\"type\":\"disabled\"}," HI "}", STUB_END_THINK},
     };
     for (size_t i = 0; i < HD_COUNT_OF(rows); i++) {
         w->engine->info.always_thinks = rows[i].always;
@@ -518,6 +519,56 @@ static void thinking_is_the_models_unless_asked(void **state) {
         begin(w, CHAT, rows[i].body, (int)i + 1);
         const stub_request *r = &w->engine->r[i];
         if (r->prompt[r->n_prompt - 1] != rows[i].last) fail_msg("row %zu", i);
+        stub_finish(w->engine, (int)i, HD_FINISH_STOP);
+        answer a = finish(w);
+        drop_answer(&a);
+    }
+}
+
+/* What a request leaves open is as the model's files suggest it. */
+static void the_models_temperature_is_the_default(void **state) {
+    world *w = *state;
+    static const struct {
+        const char *path, *body;
+        float temperature;
+    } rows[] = {{CHAT, "{" HI "}", 0.25f},
+                {CHAT, "{\"temperature\":null," HI "}", 0.25f},
+                {CHAT, "{\"temperature\":0," HI "}", 0},
+                {"/v1/completions", "{\"prompt\":\"a\"}", 0.25f},
+                {"/chat/completions",
+                 "{\"thinking\":{\"type\":\"enabled\"},\"temperature\":0," HI "}", 0.25f}};
+    w->engine->temperature = 0.25f;
+    for (size_t i = 0; i < HD_COUNT_OF(rows); i++) {
+        begin(w, rows[i].path, rows[i].body, (int)i + 1);
+        assert_true(w->engine->r[i].sampling.temperature == rows[i].temperature);
+        stub_finish(w->engine, (int)i, HD_FINISH_STOP);
+        answer a = finish(w);
+        drop_answer(&a);
+    }
+}
+
+/* On its own paths DeepSeek's rule counts: what a chat that thinks says of temperature and
+ * penalties is taken, and nothing comes of it. */
+static void thinking_ignores_the_temperature(void **state) {
+    world *w = *state;
+    static const struct {
+        const char *path, *body;
+        bool ignored;
+    } rows[] = {
+#define COLD "\"temperature\":0,\"top_p\":0.5,\"presence_penalty\":1,\"frequency_penalty\":1,"
+#define THINKS "{\"thinking\":{\"type\":\"enabled\"}," COLD HI "}"
+#define ANSWERS "{\"thinking\":{\"type\":\"disabled\"}," COLD HI "}"
+        {"/v1/chat/completions", THINKS, false},  {"/v1/chat/completions", ANSWERS, false},
+        {"/chat/completions", THINKS, true},      {"/chat/completions", ANSWERS, false},
+        {"/beta/chat/completions", THINKS, true}, {"/beta/chat/completions", ANSWERS, false},
+    };
+    for (size_t i = 0; i < HD_COUNT_OF(rows); i++) {
+        begin(w, rows[i].path, rows[i].body, (int)i + 1);
+        const hd_sampling *s = &w->engine->r[i].sampling;
+        float one = rows[i].ignored ? 0 : 1;
+        assert_true(s->temperature == 1 - one);
+        assert_true(s->presence_penalty == one && s->frequency_penalty == one);
+        assert_true(s->top_p == (rows[i].ignored ? 0.95f : 0.5f));
         stub_finish(w->engine, (int)i, HD_FINISH_STOP);
         answer a = finish(w);
         drop_answer(&a);
@@ -532,17 +583,38 @@ static void what_a_model_cannot_do_is_refused(void **state) {
            "'tool_choice' cannot force a call while thinking is on: send \\\"thinking\\\": "
            "{\\\"type\\\": \\\"disabled\\\"}\",\"type\":\"invalid_request_error\",\"param\":"
            "\"tool_choice\"");
-    w->engine->info.always_thinks = true;
-    expect(w, CHAT, "{\"thinking\":{\"type\":\"disabled\"}," HI "}", 400,
-           "thinking cannot be turned off");
+    w->engine->info.always_thinks = w->engine->info.thinks_by_default = true;
     expect(w, CHAT, "{\"tool_choice\":\"required\"," TOOLS "," HI "}", 400,
-           "the model always thinks");
-    w->engine->info.always_thinks = false;
+           "cannot force a call while thinking is on");
+    w->engine->info.always_thinks = w->engine->info.thinks_by_default = false;
     w->engine->info.can_call_tools = false;
     expect(w, CHAT, "{" TOOLS "," HI "}", 501, "chat encoding stub has no tool calls");
     w->engine->info.has_fim = false;
     expect(w, "/beta/completions", "{\"prompt\":\"a\",\"suffix\":\"b\"}", 501,
            "no token <hole>\",\"type\":\"not_implemented_error\",\"param\":\"suffix\"");
+}
+
+#define FORMAT_SCHEMA                                                                              \
+    "{\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"s\",\"schema\":{"  \
+    "\"type\":\"object\",\"required\":[\"a\"]}}}"
+#define FORMAT_OBJECT "{\"response_format\":{\"type\":\"json_object\"}"
+
+/* Told to a model whose encoding has words for it; else refused, since nothing would come of it. */
+static void the_form_of_an_answer_is_told(void **state) {
+    world *w = *state;
+    expect(w, CHAT, FORMAT_OBJECT "," HI "}", 501,
+           "chat encoding stub has no text that tells the model of it, and answers are not "
+           "constrained\",\"type\":\"not_implemented_error\",\"param\":\"response_format\"");
+    expect(w, CHAT, FORMAT_SCHEMA "," HI "}", 501, "\"param\":\"response_format\"");
+    w->engine->info.has_response_format = true;
+    expect(w, CHAT, FORMAT_OBJECT "," HI "}", 400,
+           "needs the word json in a message\",\"type\":\"invalid_request_error\",\"param\":"
+           "\"messages\"");
+    expect(w, "/apply-template", FORMAT_SCHEMA "," HI "}", 200,
+           "{\\\"type\\\": \\\"object\\\", \\\"required\\\": [\\\"a\\\"]}hi");
+    expect(w, "/apply-template",
+           FORMAT_OBJECT ",\"messages\":[{\"role\":\"user\",\"content\":\"Json!\"}]}", 200,
+           "{\\\"type\\\": \\\"object\\\"}Json!");
 }
 
 /* Each choice would hold the tools: what does not fit is refused before. */
@@ -631,7 +703,10 @@ int main(void) {
         TEST(no_calls),
         TEST(tokenize_takes_chats_whole),
         TEST(thinking_is_the_models_unless_asked),
+        TEST(the_models_temperature_is_the_default),
+        TEST(thinking_ignores_the_temperature),
         TEST(what_a_model_cannot_do_is_refused),
+        TEST(the_form_of_an_answer_is_told),
         TEST(tools_that_do_not_fit),
         TEST(reasoning_must_come_back),
         TEST(holes_are_filled),

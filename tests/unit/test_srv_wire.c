@@ -82,7 +82,7 @@ static void loading_then_ready(void **state) {
     expect(w, GET("/v1/models/stub"), 200, "\"id\":\"stub\"");
     expect(w, GET("/v1/models/stub"), 200,
            "\"can_think\":true,\"always_thinks\":false,\"thinks_by_default\":false,"
-           "\"can_call_tools\":true,\"has_fim\":true}");
+           "\"can_call_tools\":true,\"has_response_format\":false,\"has_fim\":true}");
     expect(w, GET("/v1/models/deepseek%2Dchat"), 200, "\"id\":\"deepseek-chat\"");
     expect(w, GET("/v1/models/other"), 404, "model_not_found");
 }

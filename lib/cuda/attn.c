@@ -80,13 +80,14 @@ static hd_cuda_attn rows_of(const hd_cuda_attn *a, int r0, int n) {
 }
 
 /* Split over blocks: by what they have to do, or by the row alone. */
-static void attend_split(hd_cuda *c, const hd_cuda_attn *a, const int32_t *tile0) {
+static void attend_split(hd_cuda *c, const hd_cuda_attn *a, const hd_cuda_split_row *row) {
     hd_cuda_split s = {
         .n_split = !c->has_multi_block   ? 1
                    : c->is_deterministic ? FIXED_SPLIT
                                          : 0,
         .n_block = hd_cuda_split_blocks(a) * c->prop.multiProcessorCount,
         .tile_min = TILE_MIN,
+        .has_early_launch = c->prop.major >= 9,
     };
     int n_row = a->n_row, each = a->n_head / a->n_head_kv;
     if (s.n_split > 0) {
@@ -97,7 +98,7 @@ static void attend_split(hd_cuda *c, const hd_cuda_attn *a, const int32_t *tile0
     for (int r0 = 0; r0 < a->n_row; r0 += n_row) {
         s.a = rows_of(a, r0, n_row);
         s.a.part = c->part;
-        s.tile0 = tile0 + r0;
+        s.row = row + r0;
         hd_cuda_run_split(&s, c->stream);
     }
 }
@@ -105,7 +106,7 @@ static void attend_split(hd_cuda *c, const hd_cuda_attn *a, const int32_t *tile0
 /* Rows of attention from batch row row0 on. */
 static void attend(hd_cuda *c, const hd_cuda_attn *a, int row0, bool is_bf16) {
     if (is_bf16 && hd_cuda_can_split(a)) {
-        attend_split(c, a, c->tile0 + row0);
+        attend_split(c, a, c->split_row + row0);
         return;
     }
     hd_cuda_attn row = *a;

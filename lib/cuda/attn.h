@@ -61,17 +61,17 @@ void hd_cuda_run_expand(const hd_cuda_expand *a, cudaStream_t stream);
 
 /* ---- few rows a sequence: positions split over tasks ---- */
 
-/* Row r has tiles tile0[r] .. tile0[r + 1] of HD_CUDA_TILE_POS positions, once for every 16 heads
- * of a key head. Blocks share the tiles of all rows evenly. A row that one block has whole is
- * finished there; of others each block leaves a part, and parts are merged in ascending order. With
- * n_split every row is cut into as many parts, whatever rows there are beside it (determinism level
- * 1). */
+/* A row has its tiles of HD_CUDA_TILE_POS positions once for every 16 heads of a key head. Blocks
+ * share the tiles of all rows evenly. A row that one block has whole is finished there; of others
+ * each block leaves a part, and parts are merged in ascending order. With n_split every row is cut
+ * into as many parts, whatever rows there are beside it (determinism level 1). */
 typedef struct hd_cuda_split {
     hd_cuda_attn a; /* of a BF16 cache; part: hd_cuda_part_floats each; n_unit is not used */
-    const int32_t *tile0;
-    int n_split; /* 0: by the blocks' shares */
+    const hd_cuda_split_row *row; /* [a.n_row + 1]; a's own arrays of rows are not used */
+    int n_split;                  /* 0: by the blocks' shares */
     int n_block;
-    int tile_min; /* tiles of a block's share, at least */
+    int tile_min;          /* tiles of a block's share, at least */
+    bool has_early_launch; /* compute capability 9.0: a kernel may wait for the one before */
 } hd_cuda_split;
 void hd_cuda_run_split(const hd_cuda_split *s, cudaStream_t stream);
 /* Whether there are kernels for such rows of a cache, and of such keys and values. */

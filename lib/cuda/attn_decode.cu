@@ -3,32 +3,36 @@
 // reading. Multi-head latent attention in its absorbed form (keys and values are one latent row,
 // all heads read it), and grouped-query attention.
 //
-// A block of four warps passes over tiles of 32 positions with 16 query heads of one key head. The
-// next tile is on its way while this one is used. Products: each warp has a quarter of the
-// elements, and keeps these of the queries in registers; sums over the warps pass through shared
-// memory, lane to the same lane. Every warp then has all weights of the tile as the left fragments
-// of the second product, of which it computes a quarter of the columns.
+// A block passes over tiles of 32 positions with 16 query heads of one key head. The next tiles are
+// on their way while one is used. Products: half of the warps have the first half of the elements,
+// and keep these of the queries in registers; each a few positions. The two sums of a product pass
+// through shared memory, lane to the same lane, so that every warp has all weights of the tile as
+// the left fragments of the second product, of which it computes a few columns.
 #include "cuda/attn.h"
 #include "cuda/attn_tile.cuh"
 
-constexpr int TILE = HD_CUDA_TILE_POS, HEADS = 16, WARPS = 4, THREADS = 32 * WARPS;
+constexpr int TILE = HD_CUDA_TILE_POS, HEADS = 16, HALVES = 2;
 
-template <int DK_, int DV_, bool IS_LATENT_, int BLOCKS_> struct split_shape {
-    static constexpr int DK = DK_, DV = DV_, BLOCKS = BLOCKS_;
+template <int DK_, int DV_, bool IS_LATENT_, int WARPS_, int STAGES_, int BLOCKS_>
+struct split_shape {
+    static constexpr int DK = DK_, DV = DV_, WARPS = WARPS_, STAGES = STAGES_, BLOCKS = BLOCKS_;
     static constexpr bool IS_LATENT = IS_LATENT_;
-    static constexpr int KS = DK / 16 / WARPS, NV = DV / 8 / WARPS; // of a warp
+    static constexpr int THREADS = 32 * WARPS;
+    // Of a warp: steps of 16 elements, eights of positions, eights of columns.
+    static constexpr int KS = DK / 16 / HALVES, NP = TILE / 8 * HALVES / WARPS, NV = DV / 8 / WARPS;
+    static constexpr int COPY_ROWS = TILE * 8 / THREADS; // eight lanes a row
     static constexpr int K_BYTES = TILE * DK * 2, V_BYTES = IS_LATENT ? 0 : TILE * DV * 2;
     static constexpr int V_LINE = IS_LATENT ? DK * 2 : DV * 2, STAGE_BYTES = K_BYTES + V_BYTES;
-    static constexpr int SUM_BYTES = WARPS * HEADS * TILE * 4;
-    static constexpr int SHARED = 2 * STAGE_BYTES + 2 * SUM_BYTES;
+    static constexpr int SUM_BYTES = HALVES * HEADS * TILE * 4;
+    static constexpr int SHARED = STAGES * STAGE_BYTES + SUM_BYTES;
     static_assert(DK % 64 == 0 && DV % 64 == 0, "rows of whole bank lines");
+    static_assert(KS % 2 == 0 && NP > 0 && NV % 2 == 0, "fragments in pairs");
 };
 
-// Tiles tile .. tile_end of a row, for heads head0 .. head0 + n_head of key head kv_head.
+// Tiles tile .. tile_end of a row of n_tile, for the heads of sub-row `sub`.
 struct segment {
-    int row, sub, tile, tile_end;
-    int n_tile; // of the row
-    int slot;   // of its part; -1: the row is whole
+    int row, sub, tile, tile_end, n_tile, n_pos, page0;
+    int slot; // of its part; -1: the row is whole
 };
 
 // The segments of a block, one after the other.
@@ -41,55 +45,69 @@ static __device__ __forceinline__ int sub_rows(const hd_cuda_attn &a) {
     return a.n_head_kv * ((a.n_head / a.n_head_kv + HEADS - 1) / HEADS);
 }
 
+static __device__ __forceinline__ int4 row_at(const hd_cuda_split &s, int row) {
+    return ((const int4 *)s.row)[row];
+}
+
 // Tiles of a block: an even share.
-static __device__ __forceinline__ int share_of(const hd_cuda_split &s, int n_sub) {
-    int total = (s.tile0[s.a.n_row] - s.tile0[0]) * n_sub;
+static __device__ __forceinline__ int share_of(const hd_cuda_split &s, int total) {
     return max((total + s.n_block - 1) / s.n_block, s.tile_min);
 }
 
-static __device__ __forceinline__ void find_segment(const hd_cuda_split &s, walker *w, int begin) {
+static __device__ __forceinline__ void set_row(segment *g, int row, int4 r, int next_tile0) {
+    g->row = row, g->page0 = r.y, g->n_pos = r.z, g->n_tile = next_tile0 - r.x;
+}
+
+// By shares: where the segment at w->at ends; row_tile: tiles of the step before its row.
+static __device__ __forceinline__ void cut_segment(walker *w, int row_tile, int begin) {
     segment *g = &w->s;
-    if (w->at >= w->end) return;
-    if (s.n_split > 0) {
-        int z = w->at % s.n_split, item = w->at / s.n_split;
-        g->row = item / w->n_sub, g->sub = item % w->n_sub;
-        g->n_tile = s.tile0[g->row + 1] - s.tile0[g->row];
-        g->tile = (int)((long long)g->n_tile * z / s.n_split);
-        g->tile_end = (int)((long long)g->n_tile * (z + 1) / s.n_split);
-        g->slot = w->at;
-        return;
-    }
-    int row_at = (s.tile0[g->row] - s.tile0[0]) * w->n_sub;
-    g->n_tile = s.tile0[g->row + 1] - s.tile0[g->row];
-    g->sub = (w->at - row_at) / g->n_tile;
-    g->tile = (w->at - row_at) % g->n_tile;
+    g->sub = (w->at - row_tile) / g->n_tile;
+    g->tile = (w->at - row_tile) % g->n_tile;
     g->tile_end = min(g->n_tile, g->tile + (w->end - w->at));
     bool is_whole = g->tile == 0 && g->tile_end == g->n_tile;
     g->slot = is_whole ? -1 : 2 * (int)blockIdx.x + (w->at == begin ? 0 : 1);
 }
 
+// By n_split: segment w->at, or the next of the block that has tiles.
+static __device__ __forceinline__ void find_split(const hd_cuda_split &s, walker *w) {
+    segment *g = &w->s;
+    for (; w->at < w->end; w->at += s.n_block) {
+        int z = w->at % s.n_split, item = w->at / s.n_split, row = item / w->n_sub;
+        set_row(g, row, row_at(s, row), row_at(s, row + 1).x);
+        g->sub = item % w->n_sub, g->slot = w->at;
+        g->tile = (int)((long long)g->n_tile * z / s.n_split);
+        g->tile_end = (int)((long long)g->n_tile * (z + 1) / s.n_split);
+        if (g->tile < g->tile_end) return;
+    }
+}
+
 // By all threads. False: nothing to do.
+template <int THREADS>
 static __device__ __forceinline__ bool start(const hd_cuda_split &s, walker *w, int *begin) {
+    __shared__ segment found;
     w->n_sub = sub_rows(s.a);
-    w->s = {};
     if (s.n_split > 0) {
         w->end = s.a.n_row * w->n_sub * s.n_split;
         w->at = *begin = (int)blockIdx.x;
-        find_segment(s, w, *begin);
+        find_split(s, w);
         return w->at < w->end;
     }
-    int base = s.tile0[0], total = (s.tile0[s.a.n_row] - base) * w->n_sub;
-    int share = share_of(s, w->n_sub);
+    int base = row_at(s, 0).x, total = (row_at(s, s.a.n_row).x - base) * w->n_sub;
+    int share = share_of(s, total);
     w->at = *begin = (int)blockIdx.x * share;
     w->end = min(total, w->at + share);
     if (w->at >= total) return false;
-    int row = 0; // how many rows end at or before the first tile
-    for (int r0 = 1; r0 <= s.a.n_row; r0 += THREADS) {
-        int r = r0 + (int)threadIdx.x;
-        row += __syncthreads_count(r <= s.a.n_row && (s.tile0[r] - base) * w->n_sub <= w->at);
+    for (int r = (int)threadIdx.x; r < s.a.n_row; r += THREADS) {
+        int4 row = row_at(s, r);
+        int next = row_at(s, r + 1).x;
+        int row_tile = (row.x - base) * w->n_sub;
+        if (row_tile > w->at || (next - base) * w->n_sub <= w->at) continue;
+        set_row(&w->s, r, row, next);
+        cut_segment(w, row_tile, *begin);
+        found = w->s;
     }
-    w->s.row = row;
-    find_segment(s, w, *begin);
+    __syncthreads();
+    w->s = found;
     return true;
 }
 
@@ -98,47 +116,47 @@ static __device__ __forceinline__ bool step(const hd_cuda_split &s, walker *w, i
     segment *g = &w->s;
     if (s.n_split == 0) w->at++;
     if (++g->tile < g->tile_end) return false;
-    if (s.n_split > 0) do {
-            w->at += s.n_block;
-            find_segment(s, w, begin);
-        } while (w->at < w->end && g->tile == g->tile_end);
-    else {
-        if (g->sub == w->n_sub - 1) g->row++;
-        find_segment(s, w, begin);
+    if (s.n_split > 0) {
+        w->at += s.n_block;
+        find_split(s, w);
+    } else if (w->at < w->end) {
+        int row = g->sub == w->n_sub - 1 ? g->row + 1 : g->row;
+        int4 r = row_at(s, row);
+        set_row(g, row, r, row_at(s, row + 1).x);
+        cut_segment(w, (r.x - row_at(s, 0).x) * w->n_sub, begin);
     }
     return true;
 }
 
 // ---- the cache ----
 
-// Where the rows of the next tile are that this thread copies pieces of: they are looked up a tile
-// ahead. -1: past the row's position.
-constexpr int COPY_ROWS = TILE * 8 / THREADS;
-struct tile_rows {
-    int row[COPY_ROWS];
-};
+// Cache rows of a tile that this thread copies pieces of; -1: past the row's positions. They are
+// looked up some time before they are copied.
+template <class S> struct tile_rows { int kv_head, row[S::COPY_ROWS]; };
 
+template <class S>
 static __device__ __forceinline__ void look_up(const hd_cuda_attn &a, const walker &w,
-                                               tile_rows *t) {
-    if (w.at >= w.end) return;
-    const int32_t *page = a.page + a.seq_page0[a.row_seq[w.s.row]];
-    int n_pos = a.pos[w.s.row] + 1;
+                                               tile_rows<S> *t) {
+    bool is_there = w.at < w.end;
+    const int32_t *page = a.page + w.s.page0;
+    t->kv_head = is_there ? w.s.sub / (w.n_sub / a.n_head_kv) : -1;
 #pragma unroll
-    for (int i = 0; i < COPY_ROWS; i++) {
-        int p = w.s.tile * TILE + i * (THREADS / 8) + (int)threadIdx.x / 8;
-        t->row[i] = p < n_pos ? page[p / a.page_tok] * a.page_tok + p % a.page_tok : -1;
+    for (int i = 0; i < S::COPY_ROWS; i++) {
+        int p = w.s.tile * TILE + i * (S::THREADS / 8) + (int)threadIdx.x / 8;
+        t->row[i] =
+            is_there && p < w.s.n_pos ? page[p / a.page_tok] * a.page_tok + p % a.page_tok : -1;
     }
 }
 
-// Eight lanes a row, zeros past its n elements.
-template <int D>
+// Zeros past a row's n elements.
+template <class S, int D>
 static __device__ __forceinline__ void copy_rows(const hd_cuda_attn &a, const void *cache, int n,
-                                                 int kv_head, const tile_rows &t, uint32_t to) {
+                                                 const tile_rows<S> &t, uint32_t to) {
     int lane = (int)threadIdx.x % 8, n_piece = n / 8;
-    const unsigned char *base = (const unsigned char *)cache + (size_t)kv_head * (size_t)n * 2;
+    const unsigned char *base = (const unsigned char *)cache + (size_t)t.kv_head * (size_t)n * 2;
 #pragma unroll
-    for (int i = 0; i < COPY_ROWS; i++) {
-        int r = i * (THREADS / 8) + (int)threadIdx.x / 8;
+    for (int i = 0; i < S::COPY_ROWS; i++) {
+        int r = i * (S::THREADS / 8) + (int)threadIdx.x / 8;
         bool is_there = t.row[i] >= 0;
         const unsigned char *from = base + (is_there ? (size_t)t.row[i] * a.ld_kv * 2 : 0);
 #pragma unroll
@@ -151,12 +169,11 @@ static __device__ __forceinline__ void copy_rows(const hd_cuda_attn &a, const vo
 }
 
 template <class S>
-static __device__ __forceinline__ void copy_tile(const hd_cuda_attn &a, const walker &w,
-                                                 const tile_rows &t, uint32_t to) {
-    if (w.at < w.end) {
-        int kv_head = w.s.sub / (w.n_sub / a.n_head_kv);
-        copy_rows<S::DK>(a, a.keys, a.n_key, kv_head, t, to);
-        if (!S::IS_LATENT) copy_rows<S::DV>(a, a.values, a.n_v, kv_head, t, to + S::K_BYTES);
+static __device__ __forceinline__ void copy_tile(const hd_cuda_attn &a, const tile_rows<S> &t,
+                                                 uint32_t to) {
+    if (t.kv_head >= 0) {
+        copy_rows<S, S::DK>(a, a.keys, a.n_key, t, to);
+        if (!S::IS_LATENT) copy_rows<S, S::DV>(a, a.values, a.n_v, t, to + S::K_BYTES);
     }
     end_copies();
 }
@@ -190,13 +207,13 @@ static __device__ __forceinline__ uint32_t query_pair(const hd_cuda_attn &a, siz
 template <class S>
 static __device__ __forceinline__ void load_queries(const hd_cuda_attn &a, const walker &w,
                                                     uint32_t q[S::KS][4]) {
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int head0, n_head;
+    int half = (int)threadIdx.x / 32 % HALVES, lane = (int)threadIdx.x % 32;
+    int g = lane / 4, t = lane % 4, head0, n_head;
     heads_of(a, w.n_sub, w.s.sub, &head0, &n_head);
     size_t at = (size_t)w.s.row * (size_t)a.n_head + (size_t)(head0 + g);
 #pragma unroll
     for (int k = 0; k < S::KS; k++) {
-        int e = (warp * S::KS + k) * 16 + 2 * t;
+        int e = (half * S::KS + k) * 16 + 2 * t;
         q[k][0] = g < n_head ? query_pair(a, at, e) : 0;
         q[k][1] = g + 8 < n_head ? query_pair(a, at + 8, e) : 0;
         q[k][2] = g < n_head ? query_pair(a, at, e + 8) : 0;
@@ -249,25 +266,28 @@ static __device__ __forceinline__ void store(const hd_cuda_attn &a, const walker
 
 // ---- a tile ----
 
-// This warp's part of the products, for its lanes' places of the fragments.
+// This warp's share of the products, for its lanes' places of the fragments.
 template <class S>
 static __device__ __forceinline__ void tile_products(const uint32_t q[S::KS][4], uint32_t k,
                                                      float4 *sums) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, id = lane / 8, r8 = lane % 8;
-    float s[TILE / 8][4] = {};
+    int half = warp % HALVES, n0 = warp / HALVES * S::NP;
+    float s[S::NP][2][4] = {}; // sums of even and of odd steps: shorter chains
 #pragma unroll
-    for (int e = 0; e < S::KS; e++)
+    for (int e = 0; e < S::KS; e += 2)
 #pragma unroll
-        for (int j = 0; j < TILE / 16; j++) {
+        for (int j = 0; j < S::NP; j++) {
             uint32_t keys[4];
-            int piece = 2 * (warp * S::KS + e) + id % 2;
-            load_four(keys, k + piece_at<S::DK * 2>(16 * j + r8 + id / 2 * 8, piece));
-            tensor_product(s[2 * j], q[e], keys);
-            tensor_product(s[2 * j + 1], q[e], keys + 2);
+            int piece = 2 * (half * S::KS + e) + id;
+            load_four(keys, k + piece_at<S::DK * 2>(8 * (n0 + j) + r8, piece));
+            tensor_product(s[j][0], q[e], keys);
+            tensor_product(s[j][1], q[e + 1], keys + 2);
         }
 #pragma unroll
-    for (int j = 0; j < TILE / 8; j++)
-        sums[(warp * (TILE / 8) + j) * 32 + lane] = make_float4(s[j][0], s[j][1], s[j][2], s[j][3]);
+    for (int j = 0; j < S::NP; j++)
+        sums[(half * (TILE / 8) + n0 + j) * 32 + lane] =
+            make_float4(s[j][0][0] + s[j][1][0], s[j][0][1] + s[j][1][1], s[j][0][2] + s[j][1][2],
+                        s[j][0][3] + s[j][1][3]);
 }
 
 // Weights of the tile's positions in s, of which the first n_seen count.
@@ -277,17 +297,12 @@ static __device__ __forceinline__ void soften(const float4 *sums, float scale, i
     int lane = (int)threadIdx.x % 32, t = lane % 4;
 #pragma unroll
     for (int j = 0; j < TILE / 8; j++) {
-        float4 v = sums[j * 32 + lane];
-#pragma unroll
-        for (int w = 1; w < WARPS; w++) {
-            float4 x = sums[(w * (TILE / 8) + j) * 32 + lane];
-            v.x += x.x, v.y += x.y, v.z += x.z, v.w += x.w;
-        }
+        float4 v = sums[j * 32 + lane], x = sums[(TILE / 8 + j) * 32 + lane];
         int p = 8 * j + 2 * t;
-        s[j][0] = p < n_seen ? v.x * scale : -INFINITY;
-        s[j][1] = p + 1 < n_seen ? v.y * scale : -INFINITY;
-        s[j][2] = p < n_seen ? v.z * scale : -INFINITY;
-        s[j][3] = p + 1 < n_seen ? v.w * scale : -INFINITY;
+        s[j][0] = p < n_seen ? (v.x + x.x) * scale : -INFINITY;
+        s[j][1] = p + 1 < n_seen ? (v.y + x.y) * scale : -INFINITY;
+        s[j][2] = p < n_seen ? (v.z + x.z) * scale : -INFINITY;
+        s[j][3] = p + 1 < n_seen ? (v.w + x.w) * scale : -INFINITY;
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -335,61 +350,59 @@ static __device__ __forceinline__ void tile_values(const float s[TILE / 8][4], c
 }
 
 template <class S>
-static __global__ void __launch_bounds__(THREADS, S::BLOCKS) split(const hd_cuda_split s) {
+static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) split(const hd_cuda_split s) {
     HD_DYNAMIC_SHARED(shared);
     const hd_cuda_attn &a = s.a;
     walker now, next;
     int begin;
-    if (!start(s, &now, &begin)) return;
-    if (s.n_split > 0 && now.s.tile == now.s.tile_end) {
-        now.s.tile--; // an empty part: on to the next
-        step(s, &now, begin);
-        if (now.at >= now.end) return;
-    }
+    allow_next();
+    if (!start<S::THREADS>(s, &now, &begin)) return;
     next = now;
     uint32_t stage = shared_address(shared);
-    float4 *sums = (float4 *)(shared + 2 * S::STAGE_BYTES);
+    float4 *sums = (float4 *)(shared + S::STAGES * S::STAGE_BYTES);
     float scale = a.scale * LOG2_E;
-    tile_rows rows;
-    look_up(a, next, &rows);
-    copy_tile<S>(a, next, rows, stage);
-    step(s, &next, begin);
-    look_up(a, next, &rows);
+    tile_rows<S> rows[S::STAGES];
+#pragma unroll
+    for (int i = 0; i < S::STAGES; i++) {
+        look_up(a, next, &rows[i]);
+        if (next.at < next.end) step(s, &next, begin);
+    }
+#pragma unroll
+    for (int i = 0; i < S::STAGES - 1; i++)
+        copy_tile<S>(a, rows[i], stage + (uint32_t)(i * S::STAGE_BYTES));
+    tile_rows<S> ahead = rows[S::STAGES - 1];
     uint32_t q[S::KS][4];
     float top[2], sum[2], out[S::NV][4], keep[2], weight[TILE / 8][4];
     bool is_first = true;
-    int n_pos = 0;
-    for (int i = 0; now.at < now.end; i++) {
+    int free = S::STAGES - 1, ready = 0; // stages
+    while (now.at < now.end) {
         if (is_first) {
             load_queries<S>(a, now, q);
-            n_pos = a.pos[now.s.row] + 1;
             top[0] = top[1] = -INFINITY, sum[0] = sum[1] = 0;
 #pragma unroll
             for (int j = 0; j < S::NV; j++) out[j][0] = out[j][1] = out[j][2] = out[j][3] = 0;
         }
-        uint32_t here = stage + (uint32_t)(i % 2 * S::STAGE_BYTES);
-        float4 *sums_here = sums + i % 2 * (S::SUM_BYTES / 16);
-        await_copies<0>();
+        uint32_t here = stage + (uint32_t)(ready * S::STAGE_BYTES);
+        await_copies<S::STAGES - 2>();
         __syncthreads(); // this tile is there, the one before has been used
-        copy_tile<S>(a, next, rows, stage + (uint32_t)((i + 1) % 2 * S::STAGE_BYTES));
-        step(s, &next, begin);
-        look_up(a, next, &rows);
-        tile_products<S>(q, here, sums_here);
+        copy_tile<S>(a, ahead, stage + (uint32_t)(free * S::STAGE_BYTES));
+        look_up(a, next, &ahead);
+        if (next.at < next.end) step(s, &next, begin);
+        free = free + 1 == S::STAGES ? 0 : free + 1;
+        ready = ready + 1 == S::STAGES ? 0 : ready + 1;
+        tile_products<S>(q, here, sums);
         __syncthreads();
-        soften(sums_here, scale, n_pos - now.s.tile * TILE, weight, top, sum, keep);
-        tile_values<S>(weight, keep, here + S::K_BYTES * !S::IS_LATENT, out);
-        segment done = now.s;
+        soften(sums, scale, now.s.n_pos - now.s.tile * TILE, weight, top, sum, keep);
+        tile_values<S>(weight, keep, here + (S::IS_LATENT ? 0 : S::K_BYTES), out);
+        walker done = now;
         is_first = step(s, &now, begin);
-        if (!is_first) continue;
-        walker of = now;
-        of.s = done;
-        store<S>(a, of, top, sum, out);
+        if (is_first) store<S>(a, done, top, sum, out);
     }
 }
 
 // ---- parts ----
 
-constexpr int MERGE_THREADS = 256, MERGE_WARPS = MERGE_THREADS / 32, PARTS_MAX = 1024;
+constexpr int MERGE_WARPS = 8;
 
 // Slots of a row's parts, in order: n of them, the first at `first`, then next, next + step ...
 struct parts {
@@ -397,107 +410,134 @@ struct parts {
 };
 
 static __device__ __forceinline__ parts parts_of(const hd_cuda_split &s, int item, int n_sub) {
-    int row = item / n_sub, sub = item % n_sub, n_tile = s.tile0[row + 1] - s.tile0[row];
     if (s.n_split > 0) return {s.n_split, item * s.n_split, item * s.n_split + 1, 1};
-    int share = share_of(s, n_sub);
-    int at = (s.tile0[row] - s.tile0[0]) * n_sub + sub * n_tile, end = at + n_tile;
+    int row = item / n_sub, sub = item % n_sub, base = row_at(s, 0).x;
+    int tile0 = row_at(s, row).x, n_tile = row_at(s, row + 1).x - tile0;
+    int share = share_of(s, (row_at(s, s.a.n_row).x - base) * n_sub);
+    int at = (tile0 - base) * n_sub + sub * n_tile, end = at + n_tile;
     int b0 = at / share, b1 = (end - 1) / share;
     return {b1 - b0 + 1, 2 * b0 + (b0 * share == at ? 0 : 1), 2 * b0 + 2, 2};
 }
 
-// A block takes a row's head, or 128 columns of it: weights of the parts, then each warp sums every
-// eighth run of parts.
-static __global__ void __launch_bounds__(MERGE_THREADS) merge_parts(const hd_cuda_split s) {
-    __shared__ float weight[PARTS_MAX], most[MERGE_WARPS], total[MERGE_WARPS];
+// What a part has of a row's head.
+static __device__ __forceinline__ const float *part_at(const hd_cuda_split &s, const parts &p,
+                                                       int i) {
+    int slot = i == 0 ? p.first : p.next + (i - 1) * p.step;
+    return s.a.part + (size_t)slot * part_floats(s.a.n_v);
+}
+
+// Maximum and sum of part i; nothing where it has no tiles.
+static __device__ __forceinline__ float2 ends_of(const hd_cuda_split &s, const parts &p, int i,
+                                                 int n_tile, int head) {
+    bool is_there = i < p.n;
+    if (s.n_split > 0 && is_there)
+        is_there = (long long)n_tile * i / s.n_split < (long long)n_tile * (i + 1) / s.n_split;
+    if (!is_there) return make_float2(-INFINITY, 0);
+    const float *at = part_at(s, p, i) + (size_t)HEADS * (size_t)s.a.n_v;
+    return make_float2(at[2 * head], at[2 * head + 1]);
+}
+
+static __device__ __forceinline__ float4 load_columns(const float *from, int column, int n) {
+    if (n % 4 == 0) return column < n ? *(const float4 *)(from + column) : make_float4(0, 0, 0, 0);
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] = column + i < n ? from[column + i] : 0;
+    return make_float4(v[0], v[1], v[2], v[3]);
+}
+
+// A warp has 128 columns of a row's head and, where few rows leave many parts, an eighth of the
+// parts. blockIdx: row and sub-row; then head and columns, for each warp or the block.
+template <bool IS_SHARED>
+static __global__ void __launch_bounds__(32 * MERGE_WARPS) merge_parts(const hd_cuda_split s) {
     __shared__ float4 sums[MERGE_WARPS][32];
     const hd_cuda_attn &a = s.a;
-    int n_sub = sub_rows(a), item = (int)blockIdx.x, h = (int)blockIdx.y;
-    int head0, n_head;
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int n_sub = sub_rows(a), item = (int)blockIdx.x, row = item / n_sub, head0, n_head;
+    int n_piece = (a.n_v + 127) / 128;
+    int at = IS_SHARED ? (int)blockIdx.y : (int)blockIdx.y * MERGE_WARPS + warp;
+    int h = at / n_piece, column = at % n_piece * 128 + 4 * lane;
     heads_of(a, n_sub, item % n_sub, &head0, &n_head);
     if (h >= n_head) return;
     parts p = parts_of(s, item, n_sub);
     if (s.n_split == 0 && p.n == 1) return; // the row was whole
-    int tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32;
-    int n_tile = s.tile0[item / n_sub + 1] - s.tile0[item / n_sub];
-    const float *ends = a.part + (size_t)HEADS * (size_t)a.n_v + 2 * (size_t)h;
-    float top = -INFINITY, own[PARTS_MAX / MERGE_THREADS], l[PARTS_MAX / MERGE_THREADS];
-#pragma unroll
-    for (int j = 0; j < PARTS_MAX / MERGE_THREADS; j++) {
-        int i = j * MERGE_THREADS + tid;
-        bool is_there = i < p.n;
-        if (s.n_split > 0 && is_there) // else: no tile of the row
-            is_there = (long long)n_tile * i / s.n_split < (long long)n_tile * (i + 1) / s.n_split;
-        int slot = i == 0 ? p.first : p.next + (i - 1) * p.step;
-        const float *at = ends + (size_t)slot * part_floats(a.n_v);
-        own[j] = is_there ? at[0] : -INFINITY;
-        l[j] = is_there ? at[1] : 0;
-        top = fmaxf(top, own[j]);
-    }
+    int n_tile = row_at(s, row + 1).x - row_at(s, row).x;
+    await_previous();
+    float top = -INFINITY, sum = 0;
+    for (int i = lane; i < p.n; i += 32) top = fmaxf(top, ends_of(s, p, i, n_tile, h).x);
     for (int mask = 1; mask < 32; mask *= 2) top = fmaxf(top, shuffle_xor(top, mask));
-    if (lane == 0) most[warp] = top;
-    __syncthreads();
-    for (int w = 0; w < MERGE_WARPS; w++) top = fmaxf(top, most[w]);
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < PARTS_MAX / MERGE_THREADS; j++) {
-        float f = exp2_fast(own[j] - top);
-        if (j * MERGE_THREADS + tid < p.n) weight[j * MERGE_THREADS + tid] = f;
-        sum += f * l[j];
+    for (int i = lane; i < p.n; i += 32) {
+        float2 ends = ends_of(s, p, i, n_tile, h);
+        sum = __fmaf_rn(exp2_fast(ends.x - top), ends.y, sum);
     }
     for (int mask = 1; mask < 32; mask *= 2) sum += shuffle_xor(sum, mask);
-    if (lane == 0) total[warp] = sum;
-    __syncthreads();
-    sum = 0;
-    for (int w = 0; w < MERGE_WARPS; w++) sum += total[w];
-    float factor = 1.0f / sum;
     int each = (p.n + MERGE_WARPS - 1) / MERGE_WARPS;
-    int i0 = warp * each, i1 = min(p.n, i0 + each);
-    float *out =
-        a.out + ((size_t)(item / n_sub) * (size_t)a.n_head + (size_t)(head0 + h)) * (size_t)a.n_v;
-    bool is_even = a.n_v % 4 == 0;
-    for (int c0 = (int)blockIdx.z * 128; c0 < a.n_v; c0 += 128 * (int)gridDim.z) {
-        int column = c0 + 4 * lane;
-        float4 v = {0, 0, 0, 0};
+    int i0 = IS_SHARED ? warp * each : 0, i1 = IS_SHARED ? min(p.n, i0 + each) : p.n;
+    float4 v = {0, 0, 0, 0};
+    for (int g = i0; g < i1; g += 32) {
+        float weight = exp2_fast(ends_of(s, p, g + lane, n_tile, h).x - top);
+        int n = min(32, i1 - g);
 #pragma unroll 8
-        for (int i = i0; i < i1; i++) {
-            int slot = i == 0 ? p.first : p.next + (i - 1) * p.step;
-            const float *at = a.part + (size_t)slot * part_floats(a.n_v) +
-                              (size_t)h * (size_t)a.n_v + (size_t)column;
-            float f = weight[i];
+        for (int j = 0; j < n; j++) {
+            float f = __shfl_sync(0xffffffffu, weight, j);
             float4 x = {0, 0, 0, 0};
-            if (f == 0) continue;
-            if (is_even) {
-                if (column < a.n_v) x = *(const float4 *)at;
-            } else {
-                x.x = column < a.n_v ? at[0] : 0;
-                x.y = column + 1 < a.n_v ? at[1] : 0;
-                x.z = column + 2 < a.n_v ? at[2] : 0;
-                x.w = column + 3 < a.n_v ? at[3] : 0;
-            }
-            v.x += f * x.x, v.y += f * x.y, v.z += f * x.z, v.w += f * x.w;
+            if (f != 0) // what is not there is not read
+                x = load_columns(part_at(s, p, g + j) + (size_t)h * (size_t)a.n_v, column, a.n_v);
+            v.x = __fmaf_rn(f, x.x, v.x), v.y = __fmaf_rn(f, x.y, v.y);
+            v.z = __fmaf_rn(f, x.z, v.z), v.w = __fmaf_rn(f, x.w, v.w);
         }
+    }
+    if (IS_SHARED) {
         sums[warp][lane] = v;
         __syncthreads();
-        if (tid < 128 && c0 + tid < a.n_v) {
-            float r = 0;
-            for (int w = 0; w < MERGE_WARPS; w++) r += ((const float *)sums[w])[tid];
-            out[c0 + tid] = r * factor;
+        if (warp > 0) return;
+        for (int w = 1; w < MERGE_WARPS; w++) {
+            float4 x = sums[w][lane];
+            v.x += x.x, v.y += x.y, v.z += x.z, v.w += x.w;
         }
-        __syncthreads();
     }
+    float factor = 1.0f / sum, r[4] = {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
+    float *out = a.out + ((size_t)row * (size_t)a.n_head + (size_t)(head0 + h)) * (size_t)a.n_v;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (column + i < a.n_v) out[column + i] = r[i];
 }
 
 template <class S> static void launch_split(const hd_cuda_split *s, cudaStream_t stream) {
     auto kernel = split<S>;
     (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                S::SHARED);
-    HD_LAUNCH(kernel, (unsigned)s->n_block, THREADS, S::SHARED, stream, *s);
+    HD_LAUNCH(kernel, (unsigned)s->n_block, S::THREADS, S::SHARED, stream, *s);
 }
 
-using latent_wide = split_shape<576, 512, true, 2>;
-using latent_small = split_shape<192, 128, true, 4>;
-using grouped_wide = split_shape<128, 128, false, 3>;
-using grouped_small = split_shape<64, 64, false, 4>;
+// A launch that may begin while the kernel before it runs.
+static void launch_after(void (*kernel)(hd_cuda_split), dim3 grid, const hd_cuda_split *s,
+                         cudaStream_t stream) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(32 * MERGE_WARPS);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = s->has_early_launch ? 1 : 0;
+    (void)cudaLaunchKernelEx(&config, kernel, *s); // an error stays in the runtime
+}
+
+static void launch_merge(const hd_cuda_split *s, cudaStream_t stream) {
+    const hd_cuda_attn *a = &s->a;
+    int each = a->n_head / a->n_head_kv, n_sub = a->n_head_kv * ((each + HEADS - 1) / HEADS);
+    int n_item = a->n_row * n_sub, n_warp = (each < HEADS ? each : HEADS) * ((a->n_v + 127) / 128);
+    bool is_shared = n_item <= 16;
+    dim3 grid((unsigned)n_item,
+              (unsigned)(is_shared ? n_warp : (n_warp + MERGE_WARPS - 1) / MERGE_WARPS));
+    launch_after(is_shared ? merge_parts<true> : merge_parts<false>, grid, s, stream);
+}
+
+using latent_wide = split_shape<576, 512, true, 8, 5, 1>;
+using latent_small = split_shape<192, 128, true, 4, 3, 4>;
+using grouped_wide = split_shape<128, 128, false, 4, 4, 3>;
+using grouped_small = split_shape<64, 64, false, 4, 4, 4>;
 
 static bool is_latent(const hd_cuda_attn *a) { return a->keys == a->values; }
 static bool is_small(const hd_cuda_attn *a) {
@@ -525,8 +565,5 @@ extern "C" void hd_cuda_run_split(const hd_cuda_split *s, cudaStream_t stream) {
         (is_small(a) ? launch_split<latent_small> : launch_split<latent_wide>)(s, stream);
     else
         (is_small(a) ? launch_split<grouped_small> : launch_split<grouped_wide>)(s, stream);
-    int each = a->n_head / a->n_head_kv, n_sub = a->n_head_kv * ((each + HEADS - 1) / HEADS);
-    int n_item = a->n_row * n_sub, n_z = n_item > 32 ? 1 : (a->n_v + 127) / 128;
-    dim3 grid((unsigned)n_item, (unsigned)(each < HEADS ? each : HEADS), (unsigned)n_z);
-    HD_LAUNCH(merge_parts, grid, MERGE_THREADS, 0, stream, *s);
+    launch_merge(s, stream);
 }

@@ -41,12 +41,12 @@ void hd_cuda_plan_init(hd_cuda_plan *p, const hd_batch *sizes, enum hd_cuda_flas
     p->expand = hd_alloc((size_t)n_key * sizeof *p->expand);
     p->flash = hd_alloc((size_t)n_row * sizeof *p->flash);
     p->part = hd_alloc((size_t)p->n_part_max * sizeof *p->part);
-    p->tile0 = hd_alloc(((size_t)n_row + 1) * sizeof *p->tile0);
+    p->row = hd_alloc(((size_t)n_row + 1) * sizeof *p->row);
 }
 
 bool hd_cuda_plan_fits(const hd_cuda_plan *p, const hd_batch *sizes, enum hd_cuda_flash_rule rule,
                        int n_room) {
-    return p->tile0 != NULL && p->rule == rule && p->n_room == n_room &&
+    return p->row != NULL && p->rule == rule && p->n_room == n_room &&
            p->page_tok == sizes->page_tok && p->n_row_max >= sizes->n_row_max &&
            p->n_seq_max >= sizes->n_seq_max && p->n_page_max >= sizes->n_page_max;
 }
@@ -57,7 +57,7 @@ void hd_cuda_plan_fini(hd_cuda_plan *p) {
     hd_free(p->expand);
     hd_free(p->flash);
     hd_free(p->part);
-    hd_free(p->tile0);
+    hd_free(p->row);
     *p = (hd_cuda_plan){0};
 }
 
@@ -153,8 +153,13 @@ void hd_cuda_plan_make(hd_cuda_plan *p, const hd_batch *b) {
     p->n_wave = p->n_run = p->n_expand = p->n_flash = p->n_part = 0;
     for (int s = 0; s < b->n_seq; s++) add_seq(p, b, s, &used);
     join_runs(p);
-    p->tile0[0] = 0;
-    for (int r = 0; r < b->n_row; r++) p->tile0[r + 1] = p->tile0[r] + b->pos[r] / TILE + 1;
+    int32_t tile0 = 0;
+    for (int r = 0; r < b->n_row; r++) {
+        p->row[r] = (hd_cuda_split_row){
+            .tile0 = tile0, .page0 = b->seq_page0[b->row_seq[r]], .n_pos = b->pos[r] + 1};
+        tile0 += up(b->pos[r] + 1, TILE);
+    }
+    p->row[b->n_row] = (hd_cuda_split_row){.tile0 = tile0};
 }
 
 static void check_task(const hd_cuda_plan *p, const hd_batch *b, int ix) {

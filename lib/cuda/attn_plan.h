@@ -46,6 +46,14 @@ typedef struct hd_cuda_run {
     int row0, n;
 } hd_cuda_run;
 
+/* A row of split attention. */
+typedef struct hd_cuda_split_row {
+    int32_t tile0; /* tiles of all rows before it */
+    int32_t page0; /* of its sequence, in the batch's page[] */
+    int32_t n_pos; /* positions that it sees */
+    int32_t pad;
+} hd_cuda_split_row;
+
 /* Which rows have flash tasks. */
 enum hd_cuda_flash_rule {
     HD_CUDA_FLASH_NONE,
@@ -63,7 +71,7 @@ typedef struct hd_cuda_plan {
     hd_cuda_expand_task *expand;
     hd_cuda_flash_task *flash;
     hd_cuda_flash_part *part;
-    int32_t *tile0; /* [n_row + 1] tiles of split attention of all rows before */
+    hd_cuda_split_row *row; /* [n_row + 1]; the last one has all tiles before it */
     int n_wave_max, n_row_max, n_seq_max, n_page_max, n_expand_max, n_part_max;
 } hd_cuda_plan;
 

@@ -42,7 +42,7 @@ typedef struct hd_cuda {
     hd_batch batch;     /* of the last upload: arrays on the device */
     int n_unit;         /* units of its longest sequence, at least */
     hd_cuda_plan plan;  /* of its attention, and on the device: */
-    const int32_t *tile0;
+    const hd_cuda_split_row *split_row;
     const hd_cuda_expand_task *expand_task;
     const hd_cuda_flash_task *flash_task;
     const hd_cuda_flash_part *flash_part;

@@ -190,8 +190,9 @@ static size_t batch_bytes(size_t n_row, size_t n_seq, size_t n_page) {
 }
 
 static size_t plan_bytes(const hd_cuda_plan *p) {
-    return 64 * 4 + 4 * ((size_t)p->n_row_max + 1) + (size_t)p->n_expand_max * sizeof *p->expand +
-           (size_t)p->n_row_max * sizeof *p->flash + (size_t)p->n_part_max * sizeof *p->part;
+    return 64 * 4 + ((size_t)p->n_row_max + 1) * sizeof *p->row +
+           (size_t)p->n_expand_max * sizeof *p->expand + (size_t)p->n_row_max * sizeof *p->flash +
+           (size_t)p->n_part_max * sizeof *p->part;
 }
 
 void hd_cuda_free_batch(hd_cuda *c) {
@@ -272,7 +273,7 @@ hd_status hd_cuda_upload(void *ctx, const hd_batch *b, const hd_batch **out) {
     HD_TRY(hd_cuda_told(cudaEventSynchronize(s->copied), "an earlier step"));
     upload u = {.host = s->host, .device = c->batch_memory};
     hd_cuda_plan_make(&c->plan, b);
-    c->tile0 = put_array(&u, c->plan.tile0, ((size_t)b->n_row + 1) * sizeof *c->tile0);
+    c->split_row = put_array(&u, c->plan.row, ((size_t)b->n_row + 1) * sizeof *c->split_row);
     put_batch(&u, b, &c->batch);
     put_plan(&u, c);
     HD_ASSERT(u.at <= c->batch_room);

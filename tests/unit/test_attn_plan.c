@@ -67,7 +67,8 @@ static void shapes(void **state) {
     assert_int_equal(p.n_wave + p.n_flash, 0);
     assert_int_equal(p.n_run, 1);
     assert_int_equal(p.run[0].n, 2);
-    assert_int_equal(p.tile0[2], 10 + 2);
+    assert_int_equal(p.row[2].tile0, 10 + 2);
+    assert_int_equal(p.row[1].page0, 19);
     hd_cuda_plan_fini(&p);
     hd_batch_fini(&b);
 }

@@ -238,9 +238,8 @@ static void describe(struct bench *b, const char *model) {
         else
             printf("%s: %s\n", name, device.ptr);
         if (b->roof.flops > 0)
-            printf("machine: %.1f GFLOP/s float32 multiply-add, %.1f GB/s read (%.0f MB)\n",
-                   b->roof.flops / 1e9, b->roof.read_bytes / 1e9,
-                   (double)b->roof.buffer_bytes / 1e6);
+            printf("machine: %.1f GFLOP/s %s, %.1f GB/s read (%.0f MB)\n", b->roof.flops / 1e9,
+                   b->roof.flop_name, b->roof.read_bytes / 1e9, (double)b->roof.buffer_bytes / 1e6);
     }
     hd_buf_fini(&device);
 }

@@ -40,7 +40,8 @@ hd_status hd_cpu_roofline(void *ctx, hd_dev_roofline *out) {
     for (size_t i = 0; i < p.n_each * n_thread; i += 256) p.buffer[i] = 1;
     p.sink = hd_alloc_zero(n_thread * 16, sizeof *p.sink);
     p.done = hd_alloc_zero(n_thread * 8, sizeof *p.done);
-    *out = (hd_dev_roofline){.buffer_bytes = p.n_each * n_thread * sizeof(float)};
+    *out = (hd_dev_roofline){.flop_name = "float32 multiply-add",
+                             .buffer_bytes = p.n_each * n_thread * sizeof(float)};
     for (int round = 0; round < N_ROUND; round++) {
         for (size_t i = 0; i < n_thread; i++) p.sink[16 * i] = 0.999f;
         int64_t t = hd_now_ns();

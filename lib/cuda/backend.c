@@ -26,9 +26,13 @@ static hd_status check_device(hd_cuda *c) {
     if (e == cudaSuccess) e = cudaGetDeviceProperties(&c->prop, 0);
     if (e != cudaSuccess) return HD_FAIL(UNSUPPORTED, "device 0: %s", cudaGetErrorString(e));
     e = hd_cuda_check_image();
+    if (e == cudaSuccess) e = hd_cuda_prepare_gemm();
     if (e != cudaSuccess)
         return HD_FAIL(UNSUPPORTED, "%s is sm_%d%d: this build has kernels for %s", c->prop.name,
                        c->prop.major, c->prop.minor, HD_CUDA_ARCHITECTURES);
+    c->gemm = (hd_cuda_gemm_how){.n_block = c->prop.multiProcessorCount,
+                                 .is_sm90 = c->prop.major == 9,
+                                 .is_ordered = c->is_deterministic};
     return HD_OK;
 }
 
@@ -114,6 +118,17 @@ static const char *kernel(void *ctx, enum hd_op op, enum hd_format f) {
                          : "mma-bf16, 3 products";
 }
 
+static hd_status roofline(void *ctx, hd_dev_roofline *out) {
+    hd_cuda *c = ctx;
+    *out = (hd_dev_roofline){.flop_name = "BF16 tensor core", .buffer_bytes = (size_t)1 << 30};
+    void *buffer = NULL;
+    HD_TRY(hd_cuda_told(cudaMalloc(&buffer, out->buffer_bytes), "roofline"));
+    cudaError_t e = hd_cuda_measure(buffer, out->buffer_bytes, c->prop.multiProcessorCount,
+                                    &out->flops, &out->read_bytes, c->stream);
+    (void)cudaFree(buffer);
+    return hd_cuda_told(e, "roofline");
+}
+
 static hd_status alloc_memory(void *ctx, size_t n_byte, void **out) {
     hd_cuda *c = ctx;
     *out = NULL;
@@ -176,6 +191,7 @@ static const hd_dev_ops ops = {
     .release = hd_cuda_release,
     .kernel = kernel,
     .profile = hd_cuda_profile,
+    .roofline = roofline,
 #define HD_OP(name, what) .name = hd_cuda_op_##name,
 #include "dev/op.def"
 #undef HD_OP

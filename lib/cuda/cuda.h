@@ -32,6 +32,7 @@ typedef struct hd_cuda {
     bool is_deterministic; /* level 1 everywhere: kernels.h */
     bool has_context_fmha, has_multi_block;
     unsigned long long *kv_lost; /* pinned: kernels add to it */
+    hd_cuda_gemm_how gemm;
     hd_cuda_graphs *graphs;
     bool is_profiled_by_op; /* no graphs meanwhile */
     hd_cuda_stage stage[HD_CUDA_STAGES];
@@ -47,8 +48,9 @@ typedef struct hd_cuda {
     const hd_cuda_flash_task *flash_task;
     const hd_cuda_flash_part *flash_part;
     char *scratch; /* everything below; NULL before reserve */
-    float *normed; /* [max(R, n_out), D] */
-    float *a;      /* [R, max(q_lora, d_ff)] between two products */
+    float *normed; /* [max(R, n_out), max(D, q_lora)] */
+    float *a;      /* [R, max(q_lora, d_ff, H*n_v)] between two products */
+    size_t a_floats;
     float *kv;     /* [R, n_c+n_rope]; GQA: [2, R, n_kv] */
     float *score;  /* [R, E] */
     float *hidden; /* [R*n_used, d_expert] */
@@ -68,6 +70,7 @@ typedef struct hd_cuda {
     int32_t *row_of, *slot_of;
     hd_cuda_tile *tile;
     int *n_tile;
+    int *count; /* [R / HD_CUDA_SORT_ROWS, E] */
 } hd_cuda;
 
 /* A weight that prepare() has seen. */
@@ -107,6 +110,15 @@ hd_status hd_cuda_profile(void *ctx, hd_spans *t, bool by_op);
 /* Around the launches of an op that is not part of a graph. */
 void hd_cuda_profile_enter(const hd_cuda *c, enum hd_op op);
 void hd_cuda_profile_leave(const hd_cuda *c);
+
+/* ---- many.c: ops with many rows; false: not done, it is none for it ---- */
+
+bool hd_cuda_many_mla_qkv(hd_cuda *c, const struct hd_op_mla_qkv *a);
+bool hd_cuda_many_gqa_qkv(hd_cuda *c, const struct hd_op_gqa_qkv *a);
+bool hd_cuda_many_proj_add(hd_cuda *c, const struct hd_op_proj_add *a);
+bool hd_cuda_many_ffn(hd_cuda *c, const struct hd_op_ffn *a);
+bool hd_cuda_many_moe(hd_cuda *c, const struct hd_op_moe *a);
+bool hd_cuda_many_head(hd_cuda *c, const struct hd_op_head *a);
 
 /* ---- ops.c: enqueue now; memory.c ---- */
 

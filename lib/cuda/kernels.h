@@ -32,7 +32,13 @@ enum {
     HD_CUDA_EXPERT_MAX = 1024,
     HD_CUDA_VALUE_MAX = 512, /* widest value (or latent) of an attention head */
     HD_CUDA_FEW_ROWS = 8,    /* rows of a tile for few rows, */
-    HD_CUDA_MANY_ROWS = 64   /* and for many */
+    HD_CUDA_MANY_ROWS = 64,  /* and for many */
+    HD_CUDA_GEMM_ROWS = 128, /* and of hd_cuda_run_gemm, */
+    HD_CUDA_GEMM_MIN = 65,   /* which takes products of so many rows, */
+    HD_CUDA_GEMM_PICKS = 12, /* and so many of an expert in the mean */
+    HD_CUDA_MAP_BYTES = 128,
+    HD_CUDA_BOX_ROWS = 64,  /* of a weight, 64 inputs each: what its map copies at a time */
+    HD_CUDA_SORT_ROWS = 256 /* of a block of hd_cuda_run_sort_many */
 };
 
 /* A weight as it lies on the device: rows of float formats padded with zeros to blocks of 32. */
@@ -41,6 +47,7 @@ typedef struct hd_cuda_mat {
     enum hd_format format;
     int n_in, n_out, n_mat;
     size_t row_bytes, mat_bytes;
+    const void *map; /* of BF16 matrices, on the device: a CUtensorMap of boxes; NULL: none */
 } hd_cuda_mat;
 
 /* Rows first .. first + n of one matrix. */
@@ -59,9 +66,11 @@ enum hd_cuda_into {
  * most, of tile_rows each. */
 typedef struct hd_cuda_mul {
     hd_cuda_mat w, up;
-    const float *x;       /* row r of matrix m: x + m*x_mat + x_row[r]*ldx */
-    const int32_t *x_row; /* NULL: 0, 1, 2, ... */
-    float *y;             /* row r of matrix m: y + m*y_mat + r*ldy */
+    const float *x;         /* row r of matrix m: x + m*x_mat + x_row[r]*ldx */
+    const uint16_t *x_bf16; /* instead of x: hd_cuda_run_gemm */
+    const int32_t *x_row;   /* NULL: 0, 1, 2, ... */
+    float *y;               /* row r of matrix m: y + m*y_mat + r*ldy */
+    uint16_t *y_bf16;       /* not NULL: there instead, rounded (hd_cuda_run_gemm) */
     size_t ldx, x_mat, ldy, y_mat;
     enum hd_cuda_into into;
     bool is_rounded; /* inputs and weights to BF16: one term each */
@@ -73,11 +82,31 @@ typedef struct hd_cuda_mul {
 /* One or two products, independent of one another: one launch where that can be. */
 void hd_cuda_run_mul(const hd_cuda_mul *m, int n, cudaStream_t stream);
 
-/* out[r] = w * x[ix[r]] / sqrt(mean + eps): n_row rows of n, ldx apart; out may be x. */
+/* The same for many rows, with BF16 weights and BF16 inputs x_bf16, whose rows are aligned to 16
+ * bytes; tiles of HD_CUDA_GEMM_ROWS. Both with up or both without; not HD_CUDA_SWIGLU. */
+typedef struct hd_cuda_gemm_how {
+    int n_block;     /* the device's multiprocessors */
+    bool is_sm90;    /* it has warpgroup products */
+    bool is_ordered; /* sums in the order of hd_cuda_run_mul, at a price */
+} hd_cuda_gemm_how;
+void hd_cuda_run_gemm(const hd_cuda_mul *m, int n, const hd_cuda_gemm_how *how,
+                      cudaStream_t stream);
+/* Once, before the first of them. */
+cudaError_t hd_cuda_prepare_gemm(void);
+/* Writes a map of HD_CUDA_MAP_BYTES for w, whose data is BF16, to host memory. */
+cudaError_t hd_cuda_make_map(const hd_cuda_mat *w, void *map);
+
+/* out[r] = x[r] rounded to BF16, r rows of n, ld apart in out. */
+void hd_cuda_run_round(const float *x, int n_row, int n, uint16_t *out, size_t ld,
+                       cudaStream_t stream);
+
+/* out[r] = w * x[ix[r]] / sqrt(mean + eps): n_row rows of n; out may be x. */
 typedef struct hd_cuda_norm {
     const float *x, *w;
     const int32_t *ix; /* NULL: 0, 1, 2, ... */
     float *out;
+    uint16_t *out_bf16; /* not NULL: there, too, ld_bf16 apart; out may be NULL then */
+    size_t ld_bf16;
     float eps;
     int n_row, n;
 } hd_cuda_norm;
@@ -124,8 +153,11 @@ typedef struct hd_cuda_sort {
     int32_t *slot_of;   /* [n_row, n_used] */
     hd_cuda_tile *tile; /* [n_row*n_used / tile_rows + n_expert] */
     int *n_tile;
+    int *count; /* [n_row / HD_CUDA_SORT_ROWS rounded up, n_expert], of the second only */
 } hd_cuda_sort;
 void hd_cuda_run_sort(const hd_cuda_sort *a, cudaStream_t stream);
+void hd_cuda_run_sort_many(const hd_cuda_sort *a,
+                           cudaStream_t stream); /* the same, for many rows */
 
 /* x[r] += sum over k of weight[r][k] * y[slot_of[r][k]], k ascending, then + shared[r]. */
 typedef struct hd_cuda_combine {
@@ -135,6 +167,10 @@ typedef struct hd_cuda_combine {
     int n_row, n_used, n;
 } hd_cuda_combine;
 void hd_cuda_run_combine(const hd_cuda_combine *a, cudaStream_t stream);
+
+/* BF16 products and bytes read a second, over a buffer larger than the cache. Waits. */
+cudaError_t hd_cuda_measure(void *buffer, size_t n_byte, int n_sm, double *flops,
+                            double *read_bytes, cudaStream_t stream);
 
 /* Whether the current device can run the kernels that were built. */
 cudaError_t hd_cuda_check_image(void);

@@ -41,8 +41,10 @@ static void lay_out(cut *k, hd_cuda *c, const hd_dev_limits *l) {
     size_t n_row = (size_t)l->n_row, d = (size_t)l->d_model, n_head = (size_t)l->n_head;
     size_t n_pick = n_row * (size_t)l->n_used, n_c = (size_t)l->n_c;
     size_t n_expert = (size_t)l->n_expert;
-    c->normed = floats(k, most(n_row, (size_t)l->n_out) * d);
-    c->a = floats(k, n_row * most((size_t)l->q_lora, (size_t)l->d_ff));
+    size_t q_lora = (size_t)l->q_lora, heads = n_head * (size_t)l->n_v;
+    c->normed = floats(k, most(n_row, (size_t)l->n_out) * most(d, q_lora));
+    c->a_floats = n_row * most(most(q_lora, heads), (size_t)l->d_ff);
+    c->a = floats(k, c->a_floats);
     c->kv = floats(k, n_row * most(n_c + (size_t)l->n_rope, 2 * (size_t)l->n_kv));
     c->score = floats(k, n_row * n_expert);
     c->hidden = floats(k, n_pick * (size_t)l->d_expert);
@@ -58,6 +60,7 @@ static void lay_out(cut *k, hd_cuda *c, const hd_dev_limits *l) {
     c->slot_of = take(k, n_pick, sizeof *c->slot_of);
     c->tile = take(k, n_pick / HD_CUDA_FEW_ROWS + n_expert + 1, sizeof *c->tile);
     c->n_tile = take(k, 1, sizeof *c->n_tile);
+    c->count = take(k, (n_row / HD_CUDA_SORT_ROWS + 1) * n_expert, sizeof *c->count);
 }
 
 static hd_status check_limits(const hd_cuda *c, const hd_dev_limits *l) {
@@ -142,6 +145,17 @@ static hd_status copy_weight(const hd_cuda *c, const hd_weight *w, const hd_cuda
     return HD_OK;
 }
 
+/* Behind the matrices: how the copy engine finds its way in them. */
+static hd_status add_map(const hd_cuda *c, hd_cuda_mat *m) {
+    unsigned char map[HD_CUDA_MAP_BYTES];
+    if (!c->gemm.is_sm90 || m->format != HD_BF16) return HD_OK;
+    m->map = m->data + m->mat_bytes * (size_t)m->n_mat;
+    HD_TRY(hd_cuda_told(hd_cuda_make_map(m, map), "a tensor map"));
+    return hd_cuda_told(cudaMemcpyAsync((void *)(uintptr_t)m->map, map, sizeof map,
+                                        cudaMemcpyHostToDevice, c->stream),
+                        "a tensor map");
+}
+
 hd_status hd_cuda_prepare(void *ctx, hd_weight *w) {
     hd_cuda *c = ctx;
     int n_in = (w->n_in + 31) / 32 * 32;
@@ -151,7 +165,7 @@ hd_status hd_cuda_prepare(void *ctx, hd_weight *w) {
     m.row_bytes = is_float ? bytes_of(w->format, n_in) : from_bytes;
     m.mat_bytes = (m.row_bytes * (size_t)m.n_out + 255) / 256 * 256;
     void *memory = NULL;
-    cudaError_t e = cudaMalloc(&memory, m.mat_bytes * (size_t)m.n_mat);
+    cudaError_t e = cudaMalloc(&memory, m.mat_bytes * (size_t)m.n_mat + HD_CUDA_MAP_BYTES);
     if (e == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
         return HD_FAIL(NO_MEMORY, "%s: %zu bytes: the device has no memory for it", w->name,
@@ -164,6 +178,7 @@ hd_status hd_cuda_prepare(void *ctx, hd_weight *w) {
         s = hd_cuda_told(cudaMemsetAsync(memory, 0, m.mat_bytes * (size_t)m.n_mat, c->stream),
                          "cudaMemset");
     if (s == HD_OK) s = copy_weight(c, w, &m, from_bytes);
+    if (s == HD_OK) s = add_map(c, &m);
     if (s != HD_OK) {
         (void)cudaFree(memory);
         return s;

@@ -33,6 +33,7 @@ void hd_cuda_now_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
     const struct hd_op_mla_qkv *a = args;
     int n_row = a->batch->n_row;
     HD_ASSERT(n_row <= c->limits.n_row);
+    if (hd_cuda_many_mla_qkv(c, args)) return;
     norm(c, (hd_cuda_norm){.x = a->x,
                            .w = a->norm,
                            .out = c->normed,
@@ -60,6 +61,7 @@ void hd_cuda_now_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
     const struct hd_op_gqa_qkv *a = args;
     int n_row = a->batch->n_row;
     HD_ASSERT(n_row <= c->limits.n_row && a->k->n_out <= c->limits.n_kv);
+    if (hd_cuda_many_gqa_qkv(c, args)) return;
     norm(c, (hd_cuda_norm){.x = a->x,
                            .w = a->norm,
                            .out = c->normed,
@@ -75,6 +77,7 @@ void hd_cuda_now_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
 }
 
 void hd_cuda_now_proj_add(void *ctx, const struct hd_op_proj_add *args) {
+    if (hd_cuda_many_proj_add(ctx, args)) return;
     run_mul(ctx, args->w, args->a, args->x, args->n_row, HD_CUDA_ADD);
 }
 
@@ -89,6 +92,7 @@ static hd_cuda_mul gated(const hd_cuda *c, const hd_weight *gate, const hd_weigh
 void hd_cuda_now_ffn(void *ctx, const struct hd_op_ffn *args) {
     hd_cuda *c = ctx;
     HD_ASSERT(args->n_row <= c->limits.n_row);
+    if (hd_cuda_many_ffn(c, args)) return;
     norm(c, (hd_cuda_norm){.x = args->x,
                            .w = args->norm,
                            .out = c->normed,
@@ -121,6 +125,7 @@ void hd_cuda_now_moe(void *ctx, const struct hd_op_moe *args) {
     int n_expert = a->gate->n_mat, n_pick = a->n_row * a->n_used;
     HD_ASSERT(a->n_row <= c->limits.n_row && a->n_used <= c->limits.n_used);
     HD_ASSERT(n_expert <= c->limits.n_expert);
+    if (hd_cuda_many_moe(c, args)) return;
     bool is_few = n_pick <= n_expert * HD_CUDA_MANY_ROWS / 2; /* rows of an expert, about */
     int tile_rows = is_few ? HD_CUDA_FEW_ROWS : HD_CUDA_MANY_ROWS;
     hd_cuda_run_sort(&(hd_cuda_sort){.expert = a->expert,
@@ -162,6 +167,7 @@ void hd_cuda_now_moe(void *ctx, const struct hd_op_moe *args) {
 void hd_cuda_now_head(void *ctx, const struct hd_op_head *args) {
     hd_cuda *c = ctx;
     HD_ASSERT(args->n_out <= c->limits.n_out || args->n_out <= c->limits.n_row);
+    if (hd_cuda_many_head(c, args)) return;
     norm(c, (hd_cuda_norm){.x = args->x,
                            .ix = args->row,
                            .w = args->norm,

@@ -51,8 +51,29 @@ static __global__ void __launch_bounds__(BLOCK) norm_rows(const hd_cuda_norm a) 
     size_t from = (size_t)(a.ix != nullptr ? a.ix[blockIdx.x] : (int)blockIdx.x);
     const float *x = a.x + from * (size_t)a.n;
     float *out = a.out + (size_t)blockIdx.x * (size_t)a.n;
+    uint16_t *out_bf16 = a.out_bf16 + (size_t)blockIdx.x * a.ld_bf16;
     float inverse = inverse_rms(x, a.n, a.eps);
-    for (int i = threadIdx.x; i < a.n; i += BLOCK) out[i] = a.w[i] * (x[i] * inverse);
+    for (int i = threadIdx.x; i < a.n; i += BLOCK) {
+        float v = a.w[i] * (x[i] * inverse);
+        if (a.out != nullptr) out[i] = v;
+        if (a.out_bf16 != nullptr) out_bf16[i] = (uint16_t)bf16_bits(v);
+    }
+}
+
+static __global__ void __launch_bounds__(BLOCK)
+    round_rows(const float *x, int n, uint16_t *out, size_t ld) {
+    x += (size_t)blockIdx.x * (size_t)n, out += (size_t)blockIdx.x * ld;
+    bool is_pairs = n % 2 == 0;
+    for (int i = threadIdx.x; is_pairs && i < n / 2; i += BLOCK) {
+        float2 v = ((const float2 *)x)[i];
+        ((uint32_t *)out)[i] = bf16_bits(v.x) | bf16_bits(v.y) << 16;
+    }
+    for (int i = threadIdx.x; !is_pairs && i < n; i += BLOCK) out[i] = (uint16_t)bf16_bits(x[i]);
+}
+
+extern "C" void hd_cuda_run_round(const float *x, int n_row, int n, uint16_t *out, size_t ld,
+                                  cudaStream_t stream) {
+    if (n_row > 0) HD_LAUNCH(round_rows, (unsigned)n_row, BLOCK, 0, stream, x, n, out, ld);
 }
 
 extern "C" void hd_cuda_run_norm(const hd_cuda_norm *a, cudaStream_t stream) {

@@ -50,8 +50,9 @@ typedef struct hd_dev_limits {
 
 /* What a device can do at best, measured when asked, so that speeds can be told as shares of it. */
 typedef struct hd_dev_roofline {
-    double flops;        /* float32 multiply-adds on registers, counted as two, a second */
-    double read_bytes;   /* bytes a second, all threads streaming through one buffer */
+    const char *flop_name; /* of the multiply-adds that products are made of */
+    double flops;      /* of them, on operands that stay where they are, counted as two, a second */
+    double read_bytes; /* bytes a second, all threads streaming through one buffer */
     size_t buffer_bytes; /* of that buffer: a cache larger than this answers in memory's place */
 } hd_dev_roofline;
 

@@ -34,7 +34,7 @@ static hd_dev_limits limits(void) {
 }
 
 static double bound_of(enum hd_format f, int n_product) {
-    return (f == HD_Q8_0 ? 1e-4 : 2e-5) * n_product;
+    return test_bound(f == HD_Q8_0 ? 1e-4 : 2e-5, 1e-2) * n_product;
 }
 
 /* Every level and thread count of `run`, which leaves its result in out[n]. The first thread count
@@ -95,12 +95,13 @@ static void check_proj(enum hd_format f, int n_in, int n_out, int n_row) {
     float *x = test_floats((size_t)n_row * (size_t)n_out, 1);
     float *a = test_floats((size_t)n_row * (size_t)n_in, 1);
     proj p = {.w = w, .a = a, .x = x, .n_row = n_row};
-    run_sweep(&(sweep){.run = run_proj,
-                       .ctx = &p,
-                       .n_row = n_row,
-                       .n = n_out,
-                       .bound = bound_of(f, n_out < 15 ? 10 : 1), /* one value may cancel */
-                       .what = what});
+    run_sweep(&(sweep){
+        .run = run_proj,
+        .ctx = &p,
+        .n_row = n_row,
+        .n = n_out,
+        .bound = bound_of(f, n_out < 15 ? (int)test_bound(10, 100) : 1), /* one value may cancel */
+        .what = what});
     free(a);
     free(x);
     test_weight_free(w);
@@ -120,6 +121,19 @@ static void products_agree_with_the_oracle(void **state) {
     }
 }
 
+/* Kernels for many rows start somewhere between 64 rows and these. */
+static void products_of_many_rows(void **state) {
+    (void)state;
+    static const int n_rows[] = {65, 128, 129, 300}, n_ins[] = {45, 96, 200, 319};
+    static const int n_outs[] = {17, 33, 131, 300};
+    for (int f = 0; f < N_FORMAT; f++)
+        for (int i = 0; i < 4; i++) {
+            check_proj(formats[f], formats[f] == HD_Q8_0 ? 288 : n_ins[i], n_outs[3 - i],
+                       n_rows[i]);
+            check_proj(formats[f], 320, n_outs[i], n_rows[i]);
+        }
+}
+
 static void products_of_odd_width(void **state) {
     (void)state;
     static const int n_ins[] = {1, 7, 17, 45, 130, 257};
@@ -132,7 +146,7 @@ static void a_row_alone_equals_the_row_among_many(void **state) {
     hd_dev_limits l = limits();
     test_level level[9];
     int n_level = test_levels(level);
-    enum { N = 37, N_IN = 160, N_OUT = 83 };
+    enum { N = 137, N_IN = 160, N_OUT = 83 };
     for (int f = 0; f < N_FORMAT; f++) {
         hd_weight *w = test_weight(formats[f], N_IN, N_OUT, 1);
         float *a = test_floats(N * N_IN, 1), *x = test_floats(N * N_OUT, 1);
@@ -141,12 +155,12 @@ static void a_row_alone_equals_the_row_among_many(void **state) {
             hd_dev d = test_open_cpu(level[i], &l);
             proj p = {.w = w, .a = a, .x = x, .n_row = N};
             run_proj(&d, &p, all);
-            for (int n = 1; n <= 9; n++) { /* every split into runs of n rows */
+            for (int n = 1; n <= 81; n += n < 9 ? 1 : 8) { /* splits into runs of n rows */
                 for (p.row0 = 0; p.row0 < N; p.row0 += n) {
                     p.n_row = N - p.row0 < n ? N - p.row0 : n;
                     run_proj(&d, &p, some + p.row0 * N_OUT);
                 }
-                test_bits_equal(some, all, sizeof *all * N * N_OUT, "rows in parts");
+                test_rows_equal(some, all, sizeof *all * N * N_OUT, "rows in parts");
             }
             test_close(&d);
         }
@@ -256,6 +270,7 @@ static void ffn_agrees(void **state) {
     for (int f = 0; f < N_FORMAT; f++)
         for (int r = 0; r < N_ROW_COUNT; r++) /* gate and up may differ in format */
             check_ffn(formats[f], r % 3 == 2 ? HD_F16 : formats[f], row_counts[r]);
+    for (int f = 0; f < N_FORMAT; f++) check_ffn(formats[f], formats[f], 150);
 }
 
 /* ---- route ---- */
@@ -419,7 +434,7 @@ static void check_moe_rows_alone(const moe_case *c) {
             single.a.expert = c->a.expert + r * n_used;
             single.a.weight = c->a.weight + r * n_used;
             run_moe(&d, &single, one);
-            test_bits_equal(one, all + r * MD, sizeof one, "moe: a row alone");
+            test_rows_equal(one, all + r * MD, sizeof one, "moe: a row alone");
         }
         test_close(&d);
     }
@@ -472,6 +487,8 @@ static void moe_agrees(void **state) {
     for (int f = 0; f < N_FORMAT; f++) {
         for (int r = 0; r < N_ROW_COUNT; r++)
             check_moe(formats[f], row_counts[r], 1 + r % 4, r % 3 != 1, r % 2 == 1);
+        check_moe(formats[f], 280, 4, true, false); /* more than one block of rows is sorted */
+        check_moe(formats[f], 140, 3, false, true);
     }
 }
 
@@ -537,6 +554,7 @@ static void bad_configurations_are_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_agree_with_the_oracle),
+        cmocka_unit_test(products_of_many_rows),
         cmocka_unit_test(products_of_odd_width),
         cmocka_unit_test(a_row_alone_equals_the_row_among_many),
         cmocka_unit_test(embed_is_exact),

@@ -1,15 +1,27 @@
 /* Which backend a test is about: from the environment. */
 #include "support/backend.h"
 
-#include "support/check.h"
-
 #include <stdlib.h>
+#include <string.h>
 
 const char *test_backend(void) { return getenv("HADAL_TEST_BACKEND"); }
 
-hd_dev_config test_dev_config(void) {
+static bool is_bfloat16(void) {
     const char *dtype = getenv("HADAL_TEST_DTYPE");
-    hd_dev_config config = {.isa = "auto", .is_deterministic = true};
-    assert_ok(hd_compute_of(dtype ? dtype : "float32", &config.compute));
-    return config;
+    return test_backend() && dtype && strcmp(dtype, "bfloat16") == 0;
+}
+
+bool test_is_deterministic(void) {
+    const char *is_wanted = getenv("HADAL_TEST_DETERMINISTIC");
+    return !is_wanted || strcmp(is_wanted, "0") != 0;
+}
+
+double test_bound(double of_float32, double of_bfloat16) {
+    return is_bfloat16() ? of_bfloat16 : of_float32;
+}
+
+hd_dev_config test_dev_config(void) {
+    return (hd_dev_config){.isa = "auto",
+                           .compute = is_bfloat16() ? HD_COMPUTE_BFLOAT16 : HD_COMPUTE_FLOAT32,
+                           .is_deterministic = test_is_deterministic()};
 }

@@ -7,7 +7,12 @@
 
 /* HADAL_TEST_BACKEND; NULL: the test's own choice. */
 const char *test_backend(void);
-/* HADAL_TEST_DTYPE, else float32, whatever the product's default is. */
+/* HADAL_TEST_DTYPE, else float32, whatever the product's default is. Deterministic unless
+ * HADAL_TEST_DETERMINISTIC is 0. */
 hd_dev_config test_dev_config(void);
+/* Whether a row's bits may not depend on the rows beside it. */
+bool test_is_deterministic(void);
+/* A bound where products round to BF16 (and accuracy is theirs), else one of float32. */
+double test_bound(double of_float32, double of_bfloat16);
 
 #endif

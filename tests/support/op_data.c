@@ -164,6 +164,10 @@ void test_bits_equal(const void *found, const void *expected, size_t n_byte, con
         if (f[i] != e[i]) fail_msg("%s: byte %zu of %zu differs", what, i, n_byte);
 }
 
+void test_rows_equal(const void *found, const void *expected, size_t n_byte, const char *what) {
+    if (test_is_deterministic()) test_bits_equal(found, expected, n_byte, what);
+}
+
 /* ---- Batches ---- */
 
 static void shuffle(int32_t *v, int n) {

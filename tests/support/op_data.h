@@ -43,6 +43,8 @@ void test_close(hd_dev *d);
 void test_rows_close(const float *found, const float *expected, int n_row, int n, double bound,
                      const char *what);
 void test_bits_equal(const void *found, const void *expected, size_t n_byte, const char *what);
+/* The same of rows that were computed beside others, where the device promises it. */
+void test_rows_equal(const void *found, const void *expected, size_t n_byte, const char *what);
 
 /* ---- Batches ---- */
 

@@ -1,0 +1,42 @@
+// Products of many rows: which kernel.
+#include "cuda/gemm.cuh"
+
+#include <cudaTypedefs.h>
+#include <string.h>
+
+extern "C" cudaError_t hd_cuda_prepare_gemm(void) {
+    cudaError_t e = gemm_mma_prepare();
+    return e == cudaSuccess ? gemm_wgmma_prepare() : e;
+}
+
+extern "C" cudaError_t hd_cuda_make_map(const hd_cuda_mat *w, void *map) {
+    PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode,
+                                                     12000, cudaEnableDefault, &found);
+    if (e != cudaSuccess) return e;
+    if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
+    alignas(64) CUtensorMap m;
+    static_assert(sizeof m == HD_CUDA_MAP_BYTES, "the driver's type");
+    cuuint64_t size[3] = {w->row_bytes / 2, (cuuint64_t)w->n_out, (cuuint64_t)w->n_mat};
+    cuuint64_t stride[2] = {w->row_bytes, w->mat_bytes};
+    cuuint32_t box[3] = {64, HD_CUDA_BOX_ROWS, 1}, step[3] = {1, 1, 1};
+    CUresult r = encode(&m, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)w->data, size, stride, box,
+                        step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (r != CUDA_SUCCESS) return cudaErrorInvalidValue;
+    memcpy(map, &m, sizeof m);
+    return cudaSuccess;
+}
+
+extern "C" void hd_cuda_run_gemm(const hd_cuda_mul *m, int n, const hd_cuda_gemm_how *how,
+                                 cudaStream_t stream) {
+    gemm_pair p = {{m[0], m[n - 1]}, n};
+    bool has_maps = true;
+    for (int i = 0; i < n; i++)
+        has_maps &= m[i].w.map != nullptr && (m[i].up.data == nullptr || m[i].up.map != nullptr);
+    if (how->is_sm90 && has_maps && !how->is_ordered)
+        gemm_wgmma_run(p, how->n_block, stream);
+    else
+        gemm_mma_run(p, how->n_block, stream);
+}

@@ -1,0 +1,202 @@
+// Products of many rows on sm_90a: one warpgroup copies, two multiply 64 rows each, over a ring of
+// stages of 64 inputs. Rows, which may lie anywhere, are copied by ordinary asynchronous copies,
+// weights by the copy engine through their map. The order of sums is not that of hd_cuda_run_mul,
+// but a row's numbers do not depend on the other rows.
+#include "cuda/gemm.cuh"
+#include "cuda/sm90.cuh"
+
+constexpr int DEPTH = 64, N_COPY = 128, N_THREAD = 384;
+
+template <int WIDTH> constexpr int stage_bytes = (GEMM_ROWS + WIDTH) * DEPTH * 2;
+template <int WIDTH> constexpr int n_stage = WIDTH == 256 ? 4 : 6;
+template <int WIDTH>
+constexpr size_t shared_bytes = 1024 + n_stage<WIDTH> *stage_bytes<WIDTH> + 16 * n_stage<WIDTH>;
+
+// A place in the ring, and the parity of the round.
+struct ring {
+    int stage = 0;
+    uint32_t phase = 0;
+    template <int N> __device__ __forceinline__ void next(void) {
+        if (++stage == N) stage = 0, phase ^= 1;
+    }
+};
+
+// Addresses in shared memory: barrier i of full and empty is 8*i bytes behind the first.
+struct places {
+    uint32_t tiles, full, empty;
+};
+
+// COLS weights of a stage, 64 a box.
+template <int COLS>
+static __device__ __forceinline__ void copy_weights(const hd_cuda_mat &w, const gemm_tile &t, int k,
+                                                    uint32_t to, uint32_t bar) {
+#pragma unroll
+    for (int o = 0; o < COLS; o += HD_CUDA_BOX_ROWS)
+        copy_box(to + o * 128, w.map, k, t.o0 + o, t.mat, bar);
+}
+
+template <int WIDTH, bool GATED>
+static __device__ __forceinline__ void copy_tiles(const gemm_pair &p, const places &at) {
+    constexpr int N = n_stage<WIDTH>, COLS = GATED ? WIDTH / 2 : WIDTH, EACH = N_COPY / 8;
+    int tid = (int)threadIdx.x, chunk = tid % 8, row0 = tid / 8;
+    uint32_t mine = swizzled(row0, chunk); // rows of a thread are 16 apart: the same swizzle
+    ring in;
+    gemm_tile t;
+    for (int i = (int)blockIdx.x; find_gemm_tile(p, i, COLS, &t); i += (int)gridDim.x) {
+        const hd_cuda_mul &m = *t.m;
+        const uint16_t *x[GEMM_ROWS / EACH];
+#pragma unroll
+        for (int u = 0; u < GEMM_ROWS / EACH; u++)
+            x[u] = gemm_input(t, min(row0 + u * EACH, t.n - 1)) + chunk * 8;
+        for (int k = 0; k < m.w.n_in; k += DEPTH) {
+            uint32_t to = at.tiles + (uint32_t)(in.stage * stage_bytes<WIDTH>);
+            uint32_t full = at.full + 8 * (uint32_t)in.stage;
+            int n_byte = clamp_bytes((m.w.n_in - k - chunk * 8) * 2);
+            barrier_wait(at.empty + 8 * (uint32_t)in.stage, in.phase ^ 1);
+            if (tid == 0) {
+                uint32_t w_to = to + GEMM_ROWS * 128;
+                barrier_expect(full, WIDTH * 128);
+                copy_weights<COLS>(m.w, t, k, w_to, full);
+                if constexpr (GATED) copy_weights<COLS>(m.up, t, k, w_to + COLS * 128, full);
+            }
+#pragma unroll
+            for (int u = 0; u < GEMM_ROWS / EACH; u++)
+                copy16(to + mine + u * EACH * 128, x[u] + (n_byte ? k : 0), n_byte);
+            barrier_arrive_copied(full);
+            in.next<N>();
+        }
+    }
+    copy_wait<0>();
+}
+
+// A tile's outputs, of 64 rows: lane 4g+t of the warp has columns 8j + 2t and 8j + 2t + 1 of rows
+// g, g + 8.
+template <int WIDTH, bool GATED>
+static __device__ __forceinline__ void store_tile(const gemm_tile &t, int row0,
+                                                  const float (&d)[WIDTH / 2]) {
+    constexpr int COLS = GATED ? WIDTH / 2 : WIDTH;
+    int lane = (int)threadIdx.x % 32, t4 = lane % 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = row0 + lane / 4 + 8 * half;
+        size_t at = gemm_output(t, min(row, t.n - 1));
+#pragma unroll
+        for (int j = 0; j < COLS / 8; j += 2) {
+            float pair[2][2], v[4];
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                int ix = 4 * (j + c / 2) + 2 * half + c % 2;
+                pair[c / 2][c % 2] = GATED ? swiglu(d[ix], d[ix + (GATED ? WIDTH / 4 : 0)]) : d[ix];
+            }
+            join_pairs(pair[0], pair[1], v);
+            int o = t.o0 + 8 * (j + t4 % 2) + t4 / 2 * 4;
+            if (row < t.n) gemm_put4(*t.m, at, o, v);
+        }
+    }
+}
+
+template <int WIDTH, bool GATED>
+static __device__ __forceinline__ void multiply_tiles(const gemm_pair &p, const places &at) {
+    constexpr int N = n_stage<WIDTH>, COLS = GATED ? WIDTH / 2 : WIDTH;
+    int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1; // known to be the same
+    int warp = (int)threadIdx.x / 32 % 4;
+    bool is_first = threadIdx.x % 32 == 0;
+    ring in;
+    gemm_tile t;
+    for (int i = (int)blockIdx.x; find_gemm_tile(p, i, COLS, &t); i += (int)gridDim.x) {
+        int n_step = (t.m->w.n_in + DEPTH - 1) / DEPTH, before = -1;
+        if (group * 64 >= t.n) { // no rows: the other group has the multiprocessor for itself
+            for (int step = 0; step < n_step; step++) {
+                barrier_wait(at.full + 8 * (uint32_t)in.stage, in.phase);
+                if (is_first) barrier_arrive(at.empty + 8 * (uint32_t)in.stage);
+                in.next<N>();
+            }
+            continue;
+        }
+        float d[WIDTH / 2];
+        for (int step = 0; step < n_step; step++) {
+            uint32_t x = at.tiles + (uint32_t)(in.stage * stage_bytes<WIDTH>);
+            barrier_wait(at.full + 8 * (uint32_t)in.stage, in.phase);
+            fence_async(); // the rows came by ordinary copies
+            uint64_t a = tile_descriptor(x + (uint32_t)group * 64 * 128);
+            uint64_t b = tile_descriptor(x + GEMM_ROWS * 128);
+            warpgroup_begin();
+#pragma unroll
+            for (int k = 0; k < DEPTH / 16; k++)
+                warpgroup_product(d, a + 2 * k, b + 2 * k, step > 0 || k > 0);
+            warpgroup_commit();
+            warpgroup_wait<1>();
+            if (before >= 0 && is_first) barrier_arrive(at.empty + 8 * (uint32_t)before);
+            before = in.stage;
+            in.next<N>();
+        }
+        warpgroup_wait<0>();
+        if (is_first) barrier_arrive(at.empty + 8 * (uint32_t)before);
+        store_tile<WIDTH, GATED>(t, group * 64 + warp * 16, d);
+    }
+}
+
+template <int WIDTH, bool GATED>
+static __global__ void __launch_bounds__(N_THREAD, 1)
+    gemm_wgmma(const __grid_constant__ gemm_pair p) {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+    constexpr int N = n_stage<WIDTH>;
+    HD_DYNAMIC_SHARED(memory);
+    places at;
+    at.tiles = ((uint32_t)__cvta_generic_to_shared(memory) + 1023) & ~1023u;
+    at.full = at.tiles + N * stage_bytes<WIDTH>, at.empty = at.full + 8 * N;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < N; i++) {
+            barrier_init(at.full + 8 * i, N_COPY + 1); // and the copy engine's
+            barrier_init(at.empty + 8 * i, (N_THREAD - N_COPY) / 32);
+        }
+        fence_async();
+    }
+    __syncthreads();
+    if (threadIdx.x < N_COPY)
+        copy_tiles<WIDTH, GATED>(p, at);
+    else
+        multiply_tiles<WIDTH, GATED>(p, at);
+#endif
+}
+
+template <int WIDTH, bool GATED> static cudaError_t prepare(void) {
+    return cudaFuncSetAttribute(gemm_wgmma<WIDTH, GATED>,
+                                cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int)shared_bytes<WIDTH>);
+}
+
+cudaError_t gemm_wgmma_prepare(void) {
+    cudaError_t e = prepare<128, false>();
+    if (e == cudaSuccess) e = prepare<128, true>();
+    if (e == cudaSuccess) e = prepare<256, false>();
+    return e == cudaSuccess ? prepare<256, true>() : e;
+}
+
+// Rounds of tiles that the blocks make, at least.
+static int rounds_of(const gemm_pair &p, int n_col, int n_block) {
+    int n = 0;
+    for (int i = 0; i < p.n; i++) {
+        const hd_cuda_mul &m = p.m[i];
+        int n_row = m.tile != nullptr ? m.n_tile_max : (m.n_row + GEMM_ROWS - 1) / GEMM_ROWS;
+        n += n_row * (m.tile != nullptr ? 1 : m.w.n_mat) * ((m.w.n_out + n_col - 1) / n_col);
+    }
+    return (n + n_block - 1) / n_block;
+}
+
+template <int WIDTH> static void launch(const gemm_pair &p, int n_block, cudaStream_t stream) {
+    if (p.m[0].up.data != nullptr)
+        HD_LAUNCH((gemm_wgmma<WIDTH, true>), n_block, N_THREAD, shared_bytes<WIDTH>, stream, p);
+    else
+        HD_LAUNCH((gemm_wgmma<WIDTH, false>), n_block, N_THREAD, shared_bytes<WIDTH>, stream, p);
+}
+
+void gemm_wgmma_run(const gemm_pair &p, int n_block, cudaStream_t stream) {
+    // A narrow tile takes somewhat more than half the time of a wide one (H200: 0.53 to 0.58).
+    int per = p.m[0].up.data != nullptr ? 2 : 1;
+    int wide = rounds_of(p, 256 / per, n_block), narrow = rounds_of(p, 128 / per, n_block);
+    if (wide * 100 <= narrow * 56)
+        launch<256>(p, n_block, stream);
+    else
+        launch<128>(p, n_block, stream);
+}

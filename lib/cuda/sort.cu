@@ -1,0 +1,82 @@
+// Rows by expert, many of them: blocks of rows are counted, the counts summed, the rows placed. The
+// result is that of hd_cuda_run_sort.
+//
+// A block knows its rows of an expert as a mask of bits: a row's place among them is the number of
+// bits below its own.
+#include "cuda/device.cuh"
+
+constexpr int ROWS = HD_CUDA_SORT_ROWS, WORDS = ROWS / 32;
+
+typedef uint32_t row_mask[HD_CUDA_EXPERT_MAX][WORDS];
+
+static __device__ __forceinline__ void mark_rows(const hd_cuda_sort &a, row_mask &mask) {
+    int tid = (int)threadIdx.x, row = (int)blockIdx.x * ROWS + tid;
+    for (int i = tid; i < a.n_expert * WORDS; i += ROWS) mask[i / WORDS][i % WORDS] = 0;
+    __syncthreads();
+    for (int k = 0; row < a.n_row && k < a.n_used; k++)
+        atomicOr(&mask[a.expert[row * a.n_used + k]][tid / 32], 1u << tid % 32);
+    __syncthreads();
+}
+
+static __global__ void __launch_bounds__(ROWS) count_rows(const hd_cuda_sort a) {
+    __shared__ row_mask mask;
+    mark_rows(a, mask);
+    for (int e = (int)threadIdx.x; e < a.n_expert; e += ROWS) {
+        int n = 0;
+        for (int i = 0; i < WORDS; i++) n += __popc(mask[e][i]);
+        a.count[(int)blockIdx.x * a.n_expert + e] = n;
+    }
+}
+
+// v[i] becomes the sum of v[0 .. i-1]; n threads.
+static __device__ int sum_before(int *v, int n) {
+    int i = (int)threadIdx.x, own = v[i];
+    for (int step = 1; step < n; step *= 2) {
+        __syncthreads();
+        int before = i >= step ? v[i - step] : 0;
+        __syncthreads();
+        v[i] += before;
+    }
+    __syncthreads();
+    return v[i] - own;
+}
+
+// A thread an expert: counts become the first slot of a block's rows.
+static __global__ void __launch_bounds__(HD_CUDA_EXPERT_MAX)
+    sum_counts(const hd_cuda_sort a, int n_block) {
+    __shared__ int n_rows[HD_CUDA_EXPERT_MAX], n_tiles[HD_CUDA_EXPERT_MAX];
+    int e = (int)threadIdx.x, n = 0, n_thread = (int)blockDim.x;
+    bool is_one = e < a.n_expert;
+    for (int b = 0; is_one && b < n_block; b++) n += a.count[b * a.n_expert + e];
+    n_rows[e] = n;
+    n_tiles[e] = (n + a.tile_rows - 1) / a.tile_rows;
+    int slot = sum_before(n_rows, n_thread), tile = sum_before(n_tiles, n_thread);
+    if (e == n_thread - 1) *a.n_tile = n_tiles[e];
+    for (int i = 0; i < n; i += a.tile_rows)
+        a.tile[tile++] = {e, slot + i, min(a.tile_rows, n - i)};
+    for (int b = 0; is_one && b < n_block; b++) {
+        int in_block = a.count[b * a.n_expert + e];
+        a.count[b * a.n_expert + e] = slot;
+        slot += in_block;
+    }
+}
+
+static __global__ void __launch_bounds__(ROWS) place_rows(const hd_cuda_sort a) {
+    __shared__ row_mask mask;
+    mark_rows(a, mask);
+    int tid = (int)threadIdx.x, row = (int)blockIdx.x * ROWS + tid;
+    for (int k = 0; row < a.n_row && k < a.n_used; k++) {
+        int e = a.expert[row * a.n_used + k], slot = a.count[(int)blockIdx.x * a.n_expert + e];
+        for (int i = 0; i < tid / 32; i++) slot += __popc(mask[e][i]);
+        slot += __popc(mask[e][tid / 32] & ((1u << tid % 32) - 1));
+        a.row_of[slot] = row;
+        a.slot_of[row * a.n_used + k] = slot;
+    }
+}
+
+extern "C" void hd_cuda_run_sort_many(const hd_cuda_sort *a, cudaStream_t stream) {
+    int n_block = (a->n_row + ROWS - 1) / ROWS, n_thread = (a->n_expert + 31) / 32 * 32;
+    HD_LAUNCH(count_rows, (unsigned)n_block, ROWS, 0, stream, *a);
+    HD_LAUNCH(sum_counts, 1, (unsigned)n_thread, 0, stream, *a, n_block);
+    HD_LAUNCH(place_rows, (unsigned)n_block, ROWS, 0, stream, *a);
+}

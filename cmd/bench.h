@@ -6,9 +6,21 @@
 #include "engine/place.h"
 #include "model/model.h"
 
+/* Time as --clock says: the wall's; or the processor time of this thread, in which waiting takes
+ * none: what a machine would need that nobody else uses. */
+typedef struct hd_work_clock {
+    bool is_processor;
+    int64_t ahead_ns; /* of the processor time: what was waited */
+} hd_work_clock;
+/* HD_E_INVALID: processor time with more threads than this one. */
+HD_MUST_CHECK hd_status hd_work_clock_init(hd_work_clock *c, const struct hd_options *o);
+int64_t hd_work_clock_now(const hd_work_clock *c);
+void hd_work_clock_wait(hd_work_clock *c, int64_t until_ns);
+
 /* bench_model.c: a model without an engine. */
 struct hd_bench_model {
     const struct hd_options *o;
+    hd_work_clock clock; /* of steps */
     hd_checkpoint *checkpoint;
     hd_hparams hp;
     hd_dev dev;
@@ -34,6 +46,8 @@ void hd_bench_add_seq(struct hd_bench_model *b, int first, int n, enum hd_mla_fo
                       bool has_out);
 /* Seconds of one forward pass, its logits on the host. */
 double hd_bench_step(struct hd_bench_model *b, const float **logits);
+/* The same as the engine does it: the device chooses the tokens, greedily. */
+double hd_bench_sampled_step(struct hd_bench_model *b);
 
 /* Seconds of a prompt in steps of max_num_batched_tokens; of a step of n_seq sequences that have
  * context tokens each, the new one included. */

@@ -1,5 +1,6 @@
 /* The client of `hadal bench serve`: libevent's HTTP, one connection a request, one thread. */
 #include "base/clock.h"
+#include "base/service.h"
 #include "base/sse.h"
 #include "cmd/bench_load.h"
 
@@ -218,6 +219,10 @@ static void write_body(const struct client *c, const hd_trace_item *item, hd_buf
     write_prompt(item, c->r->is_text, &j);
     hd_json_key(&j, "max_tokens");
     hd_json_int(&j, item->n_output);
+    if (item->service && hd_service_find(item->service) >= 0) {
+        hd_json_key(&j, "service_tier");
+        hd_json_str_c(&j, item->service);
+    }
     static const char rest[] = ",\"ignore_eos\":true,\"temperature\":0,\"stream\":true,"
                                "\"stream_options\":{\"include_usage\":true}}";
     hd_buf_add_c(out, rest);

@@ -7,10 +7,8 @@
  * formula reaches. */
 #include "cmd/bench.h"
 
-#include "base/clock.h"
 #include "base/mem.h"
 #include "cmd/output.h"
-#include "engine/sampler.h"
 #include "engine/sizes.h"
 #include "sim/cost.h"
 
@@ -34,8 +32,6 @@ struct grid {
     hd_cost_point point[POINT_MAX];
     int n_point, n_round;
     float *seconds; /* [ROUND_MAX, POINT_MAX] */
-    hd_sampler *sampler;
-    hd_sampler_desk *desk;
 };
 
 static void add(struct grid *g, struct load l) {
@@ -76,22 +72,13 @@ static void fill_grid(struct grid *g) {
 static hd_status run(struct grid *g, int ix, double *seconds) {
     const struct load *l = &g->load[ix];
     struct hd_bench_model *m = g->m;
-    const float *logits;
     hd_batch_clear(&m->batch);
     for (int i = 0; i < l->n_decode; i++)
         hd_bench_add_seq(m, l->context - 1, 1, HD_MLA_ABSORBED, true);
     if (l->n_prompt > 0) hd_bench_add_seq(m, l->first, l->n_prompt, l->form, true);
     hd_cost_load_of(&m->batch, &g->point[ix].load);
-    *seconds = hd_bench_step(m, &logits);
-    HD_TRY(m->status);
-    int64_t from_ns = hd_now_ns();
-    for (int i = 0; i < m->batch.n_out; i++) {
-        hd_sample sample = {0};
-        HD_TRY(hd_sampler_next(g->sampler, g->desk, logits + (size_t)i * (size_t)m->hp.n_vocab,
-                               NULL, 0, &sample));
-    }
-    *seconds += (double)(hd_now_ns() - from_ns) * 1e-9;
-    return HD_OK;
+    *seconds = hd_bench_sampled_step(m);
+    return m->status;
 }
 
 static hd_status measure(struct grid *g, double seconds_each) {
@@ -181,11 +168,6 @@ hd_status hd_bench_cost(struct hd_bench_model *m) {
     struct grid *g = hd_alloc_zero(1, sizeof *g);
     g->m = m;
     g->seconds = hd_alloc_zero((size_t)ROUND_MAX * POINT_MAX, sizeof *g->seconds);
-    hd_sampling greedy;
-    hd_sampling_init(&greedy);
-    greedy.temperature = 0;
-    g->sampler = hd_sampler_new(&(hd_sampler_spec){.sampling = &greedy, .n_new_max = 1});
-    g->desk = hd_sampler_desk_new(m->hp.n_vocab, NULL, 0);
     fill_grid(g);
     hd_cost c;
     describe(m, &c);
@@ -193,8 +175,6 @@ hd_status hd_bench_cost(struct hd_bench_model *m) {
     if (s == HD_OK) s = fit(g, &c);
     if (s == HD_OK) s = save(&c, o->bench_save_cost);
     if (s == HD_OK) print(&c, g, o->bench_save_cost);
-    hd_sampler_free(g->sampler);
-    hd_sampler_desk_free(g->desk);
     hd_free(g->seconds);
     hd_free(g);
     return s;

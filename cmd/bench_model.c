@@ -5,10 +5,35 @@
 #include "engine/load.h"
 #include "engine/sizes.h"
 
+#include <string.h>
+#include <time.h>
+
+hd_status hd_work_clock_init(hd_work_clock *c, const struct hd_options *o) {
+    *c = (hd_work_clock){.is_processor = strcmp(o->bench_clock, "processor") == 0};
+    if (!c->is_processor || (o->threads == 1 && strcmp(o->backend, "cuda") != 0)) return HD_OK;
+    return HD_FAIL(INVALID, "--clock processor: expected --threads 1 and a backend on the host");
+}
+
+int64_t hd_work_clock_now(const hd_work_clock *c) {
+    return c->is_processor ? hd_thread_cpu_ns() + c->ahead_ns : hd_now_ns();
+}
+
+void hd_work_clock_wait(hd_work_clock *c, int64_t until_ns) {
+    int64_t ns = until_ns - hd_work_clock_now(c);
+    if (ns <= 0) return;
+    if (c->is_processor) {
+        c->ahead_ns += ns;
+        return;
+    }
+    struct timespec t = {.tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) != 0) continue;
+}
+
 hd_status hd_bench_open(struct hd_bench_model *b, const struct hd_options *o, const char *model) {
     hd_engine_config config = {.model = model};
     hd_dev_config dc;
     *b = (struct hd_bench_model){.o = o, .seed = 1};
+    HD_TRY(hd_work_clock_init(&b->clock, o));
     HD_TRY(hd_dev_config_from(o, &dc));
     HD_TRY(hd_engine_kv_type(o->kv_cache_dtype, &b->mo.kv_type));
     HD_TRY(hd_engine_open_checkpoint(&config, &b->checkpoint));
@@ -84,10 +109,20 @@ void hd_bench_add_seq(struct hd_bench_model *b, int first, int n, enum hd_mla_fo
 }
 
 double hd_bench_step(struct hd_bench_model *b, const float **logits) {
-    int64_t start = hd_now_ns();
+    int64_t start = hd_work_clock_now(&b->clock);
     hd_status s = hd_model_forward(b->model, &b->batch, logits);
     if (s != HD_OK) b->status = s;
-    return (double)(hd_now_ns() - start) / 1e9;
+    return (double)(hd_work_clock_now(&b->clock) - start) / 1e9;
+}
+
+double hd_bench_sampled_step(struct hd_bench_model *b) {
+    hd_model_out out;
+    for (int i = 0; i < b->batch.n_out; i++) b->batch.draw[i] = (hd_draw){.top_p = 1};
+    int64_t start = hd_work_clock_now(&b->clock);
+    hd_status s = hd_model_enqueue(b->model, &b->batch);
+    if (s == HD_OK) s = hd_model_fetch(b->model, &out);
+    if (s != HD_OK) b->status = s;
+    return (double)(hd_work_clock_now(&b->clock) - start) / 1e9;
 }
 
 double hd_bench_prompt(struct hd_bench_model *b, int n_tok) {

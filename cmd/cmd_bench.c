@@ -9,6 +9,7 @@
 #include "cmd/anatomy.h"
 #include "cmd/bench.h"
 #include "cmd/bench_load.h"
+#include "cmd/compare.h"
 #include "engine/sizes.h"
 
 #include <math.h>
@@ -288,6 +289,7 @@ static int run_points(const struct hd_options *o, const char *model) {
 
 static int run(const struct hd_options *o, int n_arg, char **arg) {
     if (n_arg > 0 && strcmp(arg[0], "serve") == 0) return hd_bench_serve(o, n_arg);
+    if (n_arg > 0 && strcmp(arg[0], "compare") == 0) return hd_bench_compare(o, n_arg, arg);
     if (n_arg > 1) return hd_command_usage(&hd_cmd_bench, "one model at a time");
     const char *model = n_arg == 1 ? arg[0] : o->model;
     return o->bench_save_cost ? run_cost(o, model) : run_points(o, model);
@@ -296,7 +298,7 @@ static int run(const struct hd_options *o, int n_arg, char **arg) {
 const struct hd_command hd_cmd_bench = {
     .name = "bench",
     .summary = "measure speed: prompts and steps, as a share of the machine's own limits",
-    .usage = "[options] [MODEL | serve]",
+    .usage = "[options] [MODEL | serve | compare [MODEL]]",
     .details =
         "Runs the model alone, without server and scheduler: prompts of --prompt-lengths, then\n"
         "single steps of --batch-sizes sequences at --contexts. tok/s is of the median run.\n"
@@ -307,9 +309,16 @@ const struct hd_command hd_cmd_bench = {
         "requests come by --request-rate or a --trace whatever the answers do, and times count\n"
         "from when a request should have come. --model names the server's; by default its "
         "first.\n\n"
+        "'hadal bench compare' runs one load under several policies of batching, with the model "
+        "in\n"
+        "this process (or --simulated): what continuous batching over pages gains over padded\n"
+        "batches that are collected for 50 ms and run to their end.\n\n"
+        "--save-cost measures step times for 'hadal sim'.\n\n"
         "  hadal bench mini --threads 1\n"
         "  hadal bench --products --seconds 0.1\n"
         "  hadal bench v2-lite.gguf --batch-sizes 1,8,32 --contexts 1024 --json\n"
-        "  hadal bench serve --request-rate 8 --num-prompts 200 --goodput ttft:200,tpot:50\n",
+        "  hadal bench serve --request-rate 8 --num-prompts 200 --goodput ttft:200,tpot:50\n"
+        "  hadal bench compare --request-rate 0 --random-range-ratio 0.8 --seed 1\n"
+        "  hadal bench mini --save-cost mini.cost\n",
     .run = run,
 };

@@ -11,10 +11,11 @@
 
 static int least(int a, int b) { return a < b ? a : b; }
 
-void hd_sim_loop_config(const struct hd_options *o, const hd_cost *cost, const hd_trace *trace,
-                        hd_loop_config *out) {
+hd_status hd_sim_config_from(const struct hd_options *o, const hd_cost *cost, const hd_trace *trace,
+                             hd_sim_config *out) {
     hd_engine_config c;
     hd_engine_config_from(o, &c);
+    HD_TRY(hd_service_targets_from(o, c.target));
     int n_ctx = c.max_model_len > 0 ? least(c.max_model_len, cost->n_ctx) : cost->n_ctx;
     n_ctx = least(n_ctx, hd_trace_longest(trace));
     int64_t useful = (int64_t)((n_ctx + c.block_size - 1) / c.block_size) * c.max_num_seqs;
@@ -22,13 +23,22 @@ void hd_sim_loop_config(const struct hd_options *o, const hd_cost *cost, const h
     if (c.max_tokens_in_paged_kv_cache > 0) n_page = c.max_tokens_in_paged_kv_cache / c.block_size;
     int64_t most = INT32_MAX / c.block_size; /* cache rows are numbered by int32 */
     n_page = n_page < most ? n_page : most;
+    n_page = n_page < useful ? n_page : useful;
     hd_engine_sizes z = {.n_ctx = n_ctx,
                          .n_row_max = c.max_num_batched_tokens,
                          .n_page = n_page > 1 ? (int)n_page : 1,
                          .expand_min = cost->expand_min};
-    *out = (hd_loop_config){.n_queue_max = c.max_num_queued_reqs,
-                            .queue_tok_max = c.max_num_queued_tokens};
-    hd_engine_sched_config(&c, &z, &out->sched);
+    *out = (hd_sim_config){.loop = {.n_queue_max = c.max_num_queued_reqs,
+                                    .queue_tok_max = c.max_num_queued_tokens,
+                                    .wait_max_ns = (int64_t)(c.queue_timeout_s * 1e9)},
+                           .measure_ns = (int64_t)(c.measure_ms * 1e6),
+                           .cost = cost,
+                           .is_async = strcmp(cost->backend, "cuda") == 0,
+                           .n_replica = 1,
+                           .scale = 1,
+                           .seed = trace->seed};
+    hd_engine_sched_config(&c, &z, &out->loop.sched);
+    return HD_OK;
 }
 
 static enum hd_sim_router router_of(const char *name) {
@@ -145,17 +155,15 @@ static hd_status find_max_load(struct search *s, double *scale) {
 /* ---- the command ---- */
 
 static hd_status simulate(const struct hd_options *o, const hd_cost *cost, const hd_trace *trace) {
-    hd_sim_config c = {.cost = cost,
-                       .is_async = strcmp(cost->backend, "cuda") == 0,
-                       .n_replica = o->sim_replicas,
-                       .router = router_of(o->sim_router),
-                       .scale = o->sim_scale,
-                       .seed = trace->seed};
+    hd_sim_config c;
+    HD_TRY(hd_sim_config_from(o, cost, trace, &c));
+    c.n_replica = o->sim_replicas;
+    c.router = router_of(o->sim_router);
+    c.scale = o->sim_scale;
     hd_load_run *run = hd_alloc_zero(1, sizeof *run);
     *run = (hd_load_run){.o = o, .trace = trace};
     run->result = hd_alloc_zero((size_t)trace->n, sizeof *run->result);
     snprintf(run->model, sizeof run->model, "%s, simulated", cost->model);
-    hd_sim_loop_config(o, cost, trace, &c.loop);
     hd_sim_result result = {0};
     double last_s = trace->item[trace->n - 1].arrival_s - trace->item[0].arrival_s;
     struct search search = {

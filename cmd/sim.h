@@ -14,11 +14,10 @@ struct hd_sim_report {
     int64_t n_tok;          /* of prompts and answers */
 };
 
-/* The loop's configuration for machines of this profile under this trace: the engine's options, a
- * context no longer than the trace needs, and pages for every sequence unless the options bound
- * them. */
-void hd_sim_loop_config(const struct hd_options *o, const hd_cost *cost, const hd_trace *trace,
-                        hd_loop_config *out);
+/* Simulator and loop for machines of this profile under this trace: the engine's options, a context
+ * no longer than the trace needs, and pages for every sequence unless the options bound them. */
+HD_MUST_CHECK hd_status hd_sim_config_from(const struct hd_options *o, const hd_cost *cost,
+                                           const hd_trace *trace, hd_sim_config *out);
 /* Runs it, and makes a load's results of the requests (run->trace, run->o and run->result are
  * set). */
 HD_MUST_CHECK hd_status hd_sim_to_load(hd_sim_config *c, hd_load_run *run, hd_sim_result *result);

@@ -19,7 +19,7 @@ function(hadal_script_test folder name) # tests/FOLDER/NAME.test.mjs
 endfunction()
 
 # Subcommands as a person runs them.
-foreach(name eval convert quantize run bench sim doctor profile)
+foreach(name eval convert quantize run bench compare sim doctor profile)
     hadal_script_test(tools ${name})
 endforeach()
 

@@ -22,3 +22,9 @@ static int64_t real_now(void *ctx) {
 }
 
 hd_clock hd_clock_real(void) { return (hd_clock){.now_ns = real_now, .ctx = NULL}; }
+
+int64_t hd_thread_cpu_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}

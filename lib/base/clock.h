@@ -9,8 +9,9 @@ typedef struct hd_clock {
     void *ctx;
 } hd_clock;
 
-hd_clock hd_clock_real(void); /* CLOCK_MONOTONIC */
-int64_t hd_now_ns(void);      /* CLOCK_MONOTONIC */
-int64_t hd_wall_ms(void);     /* milliseconds since 1970 */
+hd_clock hd_clock_real(void);   /* CLOCK_MONOTONIC */
+int64_t hd_now_ns(void);        /* CLOCK_MONOTONIC */
+int64_t hd_thread_cpu_ns(void); /* processor time of this thread */
+int64_t hd_wall_ms(void);       /* milliseconds since 1970 */
 
 #endif

@@ -204,8 +204,7 @@ static hd_status open_profile(hd_engine *e, const hd_engine_config *c, const hd_
     e->profile = hd_profile_new();
     if (c->measure_ms <= 0) return HD_OK;
     progress(c, "measuring steps", 0.99);
-    hd_measure_steps(&lc->sched, &lc->stepper, lc->n_vocab, (int64_t)(c->measure_ms * 1e6),
-                     e->profile);
+    hd_measure_steps(lc, (int64_t)(c->measure_ms * 1e6), e->profile);
     return HD_OK;
 }
 

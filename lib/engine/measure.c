@@ -53,24 +53,25 @@ static bool fill(hd_batch *b, const hd_sched_config *c, struct point p, int n_vo
     return n_prompt == 0 || add_seq(b, c, n_prompt, 0, &page, n_vocab);
 }
 
-void hd_measure_steps(const hd_sched_config *c, const hd_stepper *stepper, int n_vocab,
-                      int64_t budget_ns, hd_profile *p) {
+static int64_t now(const hd_loop_config *c) { return c->clock.now_ns(c->clock.ctx); }
+
+void hd_measure_steps(const hd_loop_config *c, int64_t budget_ns, hd_profile *p) {
     enum { N_ROUND = 3 }; /* the first one touches memory that was never used: not counted */
     hd_batch b;
-    hd_sched_batch_init(c, &b);
-    int64_t from_ns = hd_now_ns();
+    hd_sched_batch_init(&c->sched, &b);
+    int64_t from_ns = now(c);
     for (size_t i = 0; i < HD_COUNT_OF(points); i++) {
-        if (!fill(&b, c, points[i], n_vocab)) continue;
+        if (!fill(&b, &c->sched, points[i], c->n_vocab)) continue;
         hd_step_load load = hd_step_load_of(&b);
         for (int round = 0; round < N_ROUND; round++) {
-            int64_t before_ns = hd_now_ns();
+            int64_t before_ns = now(c);
             int64_t next_ns = hd_profile_mean_ns(p, &load);
             if (i + (size_t)round > 0 && before_ns - from_ns + next_ns > budget_ns) break;
             hd_step_out out = {0};
-            if (stepper->enqueue(stepper->ctx, &b) != HD_OK ||
-                stepper->fetch(stepper->ctx, &out) != HD_OK)
+            if (c->stepper.enqueue(c->stepper.ctx, &b) != HD_OK ||
+                c->stepper.fetch(c->stepper.ctx, &out) != HD_OK)
                 goto done;
-            int64_t step_ns = hd_now_ns() - before_ns;
+            int64_t step_ns = now(c) - before_ns;
             bool is_last = before_ns - from_ns + 2 * step_ns > budget_ns;
             if (round > 0 || is_last) hd_profile_learn(p, &load, step_ns);
             if (is_last) break;

@@ -4,11 +4,10 @@
 
 #include "engine/loop.h"
 
-/* Runs steps of growing load on the device until budget_ns is spent, at least the first; a step is
- * not begun that the last ones say would pass it. What they leave in the KV pool is garbage, and no
- * page of it is in use. The model is nobody else's meanwhile. A failing step ends it: the profile
- * has then learned less. */
-void hd_measure_steps(const hd_sched_config *c, const hd_stepper *stepper, int n_vocab,
-                      int64_t budget_ns, hd_profile *p);
+/* Runs steps of growing load on the device of c until budget_ns of its clock is spent, at least the
+ * first; a step is not begun that the last ones say would pass it. What they leave in the KV pool
+ * is garbage, and no page of it is in use. The model is nobody else's meanwhile. A failing step
+ * ends it: the profile has then learned less. */
+void hd_measure_steps(const hd_loop_config *c, int64_t budget_ns, hd_profile *p);
 
 #endif

@@ -2,6 +2,7 @@
 #include "sim/sim.h"
 
 #include "base/mem.h"
+#include "engine/measure.h"
 #include "sim/random.h"
 #include "sim/router.h"
 
@@ -15,9 +16,10 @@ struct sim;
 struct replica {
     hd_sim_machine machine;
     hd_loop *loop;
-    int32_t *token;  /* [n_row_max] what every output row yields */
-    int ix, n_ended; /* ended in its last turn, which the router learns when that is over */
-    bool is_queued;  /* in the heap */
+    hd_profile *profile; /* its own, learned as a server does */
+    int32_t *token;      /* [n_row_max] what every output row yields */
+    int ix, n_ended;     /* ended in its last turn, which the router learns when that is over */
+    bool is_queued;      /* in the heap */
 };
 
 struct note { /* of a request under way */
@@ -114,6 +116,8 @@ void hd_sim_request_of(const hd_trace_item *item, const int32_t *prompt, hd_requ
     out->max_tokens = item->n_output;
     out->ignore_eos = true;
     out->sampling.temperature = 0;
+    int service = hd_service_find(item->service);
+    out->service = service < 0 ? HD_SERVICE_STANDARD : (enum hd_service)service;
 }
 
 static double since(const struct note *n, int64_t at_ns) {
@@ -248,6 +252,10 @@ static void open_replica(struct sim *m, int ix) {
     lc.stepper =
         (hd_stepper){.enqueue = enqueue, .fetch = fetch, .is_async = m->c->is_async, .ctx = p};
     lc.n_vocab = HD_TRACE_ID_FIRST + HD_TRACE_ID_COUNT;
+    p->profile = lc.profile = hd_profile_new();
+    lc.sched.profile = p->profile;
+    hd_measure_steps(&lc, m->c->measure_ns, p->profile);
+    p->machine = (hd_sim_machine){.cost = m->c->cost, .random = p->machine.random};
     p->loop = hd_loop_new(&lc);
 }
 
@@ -266,6 +274,7 @@ static void close_replica(struct sim *m, int ix) {
     r->n_preempt += s.n_preempt;
     r->recomputed_tok += s.recomputed_tok;
     hd_loop_free(p->loop);
+    hd_profile_free(p->profile);
     hd_free(p->token);
 }
 

@@ -43,6 +43,7 @@ enum { HD_SIM_ROUTE_SLACK = 4 };
 
 typedef struct hd_sim_config {
     hd_loop_config loop; /* sched and the bounds of the queue; the rest is the simulator's */
+    int64_t measure_ns;  /* spent on a first latency profile, before the first arrival */
     const hd_cost *cost;
     bool is_async; /* the device is a step ahead of the loop, as a GPU */
     int n_replica;
@@ -83,7 +84,8 @@ HD_MUST_CHECK hd_status hd_sim_run(const hd_sim_config *c, const hd_trace *trace
                                    hd_sim_result *out);
 void hd_sim_result_fini(hd_sim_result *r);
 
-/* The request that stands for an item: as long as asked for, greedy; prompt is borrowed. */
+/* The request that stands for an item: as long as asked for, greedy, of the service class that its
+ * class names (standard when it names none); prompt is borrowed. */
 void hd_sim_request_of(const hd_trace_item *item, const int32_t *prompt, hd_request *out);
 
 #endif

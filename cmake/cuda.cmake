@@ -44,6 +44,12 @@ if(CUPTI_INCLUDE)
     target_include_directories(hadal_cuda SYSTEM PRIVATE ${CUPTI_INCLUDE})
     target_compile_definitions(hadal_cuda PRIVATE HD_CUDA_CUPTI=1)
 endif()
+# The same of collectives between GPUs (lib/cuda/comm.c).
+find_path(NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+if(NCCL_INCLUDE)
+    target_include_directories(hadal_cuda SYSTEM PRIVATE ${NCCL_INCLUDE})
+    target_compile_definitions(hadal_cuda PRIVATE HD_CUDA_NCCL=1)
+endif()
 target_compile_options(hadal_cuda PRIVATE
     "$<$<COMPILE_LANGUAGE:C>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wvla;-Wstrict-prototypes;-Wmissing-prototypes;-Werror;-ffp-contract=off;-g>"
     "$<$<COMPILE_LANGUAGE:CUDA>:-O3;--Werror=all-warnings;-lineinfo>")

@@ -3,6 +3,7 @@
 #include "cpu/cpu.h"
 
 #include "base/mem.h"
+#include "dev/comm.h"
 
 #include <string.h>
 #if defined(__x86_64__)
@@ -164,7 +165,7 @@ static void cpu_proj_add(void *ctx, const struct hd_op_proj_add *args) {
                     .ldx = n_in,
                     .y = args->x,
                     .ldy = (size_t)args->w->n_out,
-                    .into = HD_CPU_ADD};
+                    .into = args->is_partial ? HD_CPU_STORE : HD_CPU_ADD};
     if (args->w->format == HD_Q8_0)
         m.xq = hd_cpu_quantise(c, 0, args->a, n_in, args->n_row, args->w->n_in);
     hd_cpu_mul_run(c, &m, 1);
@@ -197,7 +198,7 @@ static void cpu_ffn(void *ctx, const struct hd_op_ffn *args) {
                       .ldx = f,
                       .y = args->x,
                       .ldy = d,
-                      .into = HD_CPU_ADD};
+                      .into = args->is_partial ? HD_CPU_STORE : HD_CPU_ADD};
     if (args->down->format == HD_Q8_0) out.xq = hd_cpu_quantise(c, 1, c->a, f, args->n_row, (int)f);
     hd_cpu_mul_run(c, &out, 1);
 }
@@ -274,4 +275,6 @@ const hd_dev_ops hd_dev_cpu = {
     .moe = hd_cpu_moe,
     .head = cpu_head,
     .sample = cpu_sample,
+    .all_reduce = hd_comm_op_all_reduce,
+    .all_gather = hd_comm_op_all_gather,
 };

@@ -131,23 +131,27 @@ void hd_cpu_route(void *ctx, const struct hd_op_route *args) {
 
 /* ---- Experts ---- */
 
-/* Rows by expert: c->moe_first, moe_row, moe_weight. */
-static void sort_rows(hd_cpu *c, const struct hd_op_moe *a) {
+/* Rows by expert: c->moe_first, moe_row, moe_weight. Returns how many there are. */
+static int sort_rows(hd_cpu *c, const struct hd_op_moe *a) {
     int n_expert = a->gate->n_mat;
     int *first = c->moe_first;
     memset(first, 0, sizeof *first * (size_t)(n_expert + 1));
     for (int i = 0; i < a->n_row * a->n_used; i++) {
-        HD_ASSERT(a->expert[i] >= 0 && a->expert[i] < n_expert);
-        first[a->expert[i] + 1]++;
+        int e = a->expert[i] - a->expert0;
+        HD_ASSERT(a->expert[i] >= 0 && a->expert[i] < c->limits.n_expert);
+        if (e >= 0 && e < n_expert) first[e + 1]++;
     }
     for (int e = 0; e < n_expert; e++) first[e + 1] += first[e];
     for (int i = 0; i < a->n_row * a->n_used; i++) {
-        int at = first[a->expert[i]]++;
+        int e = a->expert[i] - a->expert0;
+        if (e < 0 || e >= n_expert) continue;
+        int at = first[e]++;
         c->moe_row[at] = i / a->n_used;
         c->moe_weight[at] = a->weight[i];
     }
     for (int e = n_expert; e > 0; e--) first[e] = first[e - 1];
     first[0] = 0;
+    return first[n_expert];
 }
 
 static bool is_q8(const hd_weight *w) { return w != NULL && w->format == HD_Q8_0; }
@@ -157,10 +161,10 @@ void hd_cpu_moe(void *ctx, const struct hd_op_moe *args) {
     const struct hd_op_moe *a = args;
     size_t d = (size_t)a->d_model, f = (size_t)a->gate->n_out;
     size_t fs = a->shared_gate != NULL ? (size_t)a->shared_gate->n_out : 0;
-    int n_expert = a->gate->n_mat, n_mul = 0, n_pick = a->n_row * a->n_used;
+    int n_expert = a->gate->n_mat, n_mul = 0;
     HD_ASSERT(a->n_row <= c->limits.n_row && a->n_used <= c->limits.n_used);
     HD_ASSERT(n_expert <= c->limits.n_expert);
-    sort_rows(c, a);
+    int n_pick = sort_rows(c, a);
 
     hd_cpu_qrows xq = {0};
     if (is_q8(a->gate) || is_q8(a->up) || is_q8(a->shared_gate) || is_q8(a->shared_up))
@@ -188,6 +192,7 @@ void hd_cpu_moe(void *ctx, const struct hd_op_moe *args) {
     if (is_q8(a->down)) hq = hd_cpu_quantise(c, 1, h, f, n_pick, (int)f);
     if (fs > 0 && is_q8(a->shared_down)) hsq = hd_cpu_quantise(c, 0, hs, fs, a->n_row, (int)fs);
     n_mul = 0;
+    if (a->is_partial) memset(a->x, 0, (size_t)a->n_row * d * sizeof *a->x);
     for (int e = 0; e < n_expert; e++) {
         int first = c->moe_first[e], n = c->moe_first[e + 1] - first;
         if (n == 0) continue;

@@ -2,7 +2,8 @@
  *
  * Start with kernels.h: what numbers are made of, and in which order sums go. ops.c composes ops of
  * kernels; each .cu file is one kind of kernel with its launcher. The first device that the CUDA
- * runtime lists is used (CUDA_VISIBLE_DEVICES chooses another). */
+ * runtime lists is used (CUDA_VISIBLE_DEVICES chooses another), or the one of config->ordinal; of
+ * the runtime a device belongs to the thread that opened it: the others' is the first. */
 #include "cuda/cuda.h"
 
 #include "base/mem.h"
@@ -22,9 +23,12 @@ static hd_status check_device(hd_cuda *c) {
     if (e != cudaSuccess || n == 0)
         return HD_FAIL(UNSUPPORTED, "no device: %s",
                        e == cudaSuccess ? "the driver lists none" : cudaGetErrorString(e));
-    e = cudaSetDevice(0);
-    if (e == cudaSuccess) e = cudaGetDeviceProperties(&c->prop, 0);
-    if (e != cudaSuccess) return HD_FAIL(UNSUPPORTED, "device 0: %s", cudaGetErrorString(e));
+    if (c->ordinal >= n)
+        return HD_FAIL(UNSUPPORTED, "device %d: there are %d devices", c->ordinal, n);
+    e = cudaSetDevice(c->ordinal);
+    if (e == cudaSuccess) e = cudaGetDeviceProperties(&c->prop, c->ordinal);
+    if (e != cudaSuccess)
+        return HD_FAIL(UNSUPPORTED, "device %d: %s", c->ordinal, cudaGetErrorString(e));
     e = hd_cuda_check_image();
     if (e == cudaSuccess) e = hd_cuda_prepare_gemm();
     if (e != cudaSuccess)
@@ -50,6 +54,7 @@ static void close_cuda(void *ctx) {
         (void)cudaFreeHost(c->result[i].host);
     }
     (void)cudaFree(c->scratch);
+    hd_cuda_part(c);
     (void)cudaFreeHost(c->kv_lost);
     if (c->stream) (void)cudaStreamDestroy(c->stream);
     hd_free(c);
@@ -71,6 +76,7 @@ static hd_status open_queue(hd_cuda *c) {
 
 static hd_status open_cuda(const hd_dev_config *config, void **ctx) {
     hd_cuda *c = hd_alloc_zero(1, sizeof *c);
+    c->ordinal = config->ordinal;
     c->compute = config->compute;
     c->is_deterministic = config->is_deterministic;
     c->has_context_fmha = !config->no_context_fmha;
@@ -187,6 +193,7 @@ static const hd_dev_ops ops = {
     .receive = hd_cuda_receive,
     .free_bytes = free_bytes,
     .reserve = hd_cuda_reserve,
+    .join = hd_cuda_join,
     .prepare = hd_cuda_prepare,
     .release = hd_cuda_release,
     .kernel = kernel,

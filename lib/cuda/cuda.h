@@ -25,6 +25,7 @@ typedef struct hd_cuda_graphs hd_cuda_graphs; /* graph.c */
 
 typedef struct hd_cuda {
     struct cudaDeviceProp prop;
+    int ordinal;
     int driver; /* version, 1000*major + 10*minor */
     cudaStream_t stream;
     hd_dev_limits limits;
@@ -70,7 +71,9 @@ typedef struct hd_cuda {
     int32_t *row_of, *slot_of;
     hd_cuda_tile *tile;
     int *n_tile;
-    int *count; /* [R / HD_CUDA_SORT_ROWS, E] */
+    int *count;        /* [R / HD_CUDA_SORT_ROWS, E] */
+    float *all_ranks;  /* [n_rank, ...] what the ranks of a group send, on the device; or NULL */
+    float *host_ranks; /* a collective through the host's pinned memory; NULL: never */
 } hd_cuda;
 
 /* A weight that prepare() has seen. */
@@ -132,6 +135,12 @@ hd_status hd_cuda_send(void *ctx, int ix, const void *from, size_t n_byte);
 hd_status hd_cuda_receive(void *ctx, int ix, void *to, size_t n_byte);
 hd_status hd_cuda_prepare(void *ctx, hd_weight *w);
 void hd_cuda_release(void *ctx, hd_weight *w);
+
+/* ---- comm.c: collectives ---- */
+
+hd_status hd_cuda_join(void *const *ctx, struct hd_comm *const *comm, int n_rank);
+/* Gives back the memory that join took. */
+void hd_cuda_part(hd_cuda *c);
 
 /* Called once by the program that loaded the object; hd_fail and HD_ASSERT go there (host.c). */
 void hd_cuda_bind(const hd_host *host);

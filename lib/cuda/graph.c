@@ -69,7 +69,7 @@ void hd_cuda_graphs_begin(hd_cuda *c) {
     hd_cuda_graphs *g = c->graphs;
     g->n_byte = 0;
     bool is_decoding = b->n_row == b->n_seq && b->n_row == b->n_out && c->plan.n_flash == 0;
-    g->is_deferring = !c->is_profiled_by_op && is_decoding;
+    g->is_deferring = !c->is_profiled_by_op && is_decoding && !c->host_ranks;
     if (!g->is_deferring) return;
     int n_unit = 1; /* few shapes: tasks past a row's end return at once */
     while (n_unit < c->n_unit) n_unit *= 2;

@@ -149,8 +149,9 @@ void hd_cuda_run_select(const struct hd_op_route *args, const float *score, cuda
 typedef struct hd_cuda_sort {
     const int32_t *expert; /* [n_row, n_used] */
     int n_row, n_used, n_expert, tile_rows;
+    int expert0;        /* the experts are expert0 to expert0 + n_expert - 1 */
     int32_t *row_of;    /* [n_row * n_used] row of a slot */
-    int32_t *slot_of;   /* [n_row, n_used] */
+    int32_t *slot_of;   /* [n_row, n_used] -1: of another expert */
     hd_cuda_tile *tile; /* [n_row*n_used / tile_rows + n_expert] */
     int *n_tile;
     int *count; /* [n_row / HD_CUDA_SORT_ROWS rounded up, n_expert], of the second only */
@@ -159,10 +160,12 @@ void hd_cuda_run_sort(const hd_cuda_sort *a, cudaStream_t stream);
 void hd_cuda_run_sort_many(const hd_cuda_sort *a,
                            cudaStream_t stream); /* the same, for many rows */
 
-/* x[r] += sum over k of weight[r][k] * y[slot_of[r][k]], k ascending, then + shared[r]. */
+/* x[r] += sum over k of weight[r][k] * y[slot_of[r][k]], k ascending, then + shared[r]; x[r] =
+ * instead when is_partial. */
 typedef struct hd_cuda_combine {
     const float *y, *weight, *shared; /* shared NULL: none */
-    const int32_t *slot_of;
+    const int32_t *slot_of;           /* [n_row, n_used] -1: none */
+    bool is_partial;
     float *x;
     int n_row, n_used, n;
 } hd_cuda_combine;
@@ -171,6 +174,9 @@ void hd_cuda_run_combine(const hd_cuda_combine *a, cudaStream_t stream);
 /* BF16 products and bytes read a second, over a buffer larger than the cache. Waits. */
 cudaError_t hd_cuda_measure(void *buffer, size_t n_byte, int n_sm, double *flops,
                             double *read_bytes, cudaStream_t stream);
+
+/* x[i] = sum over ranks k, ascending, of all[k][i]. */
+void hd_cuda_run_sum_ranks(const float *all, int n_rank, size_t n, float *x, cudaStream_t stream);
 
 /* Whether the current device can run the kernels that were built. */
 cudaError_t hd_cuda_check_image(void);

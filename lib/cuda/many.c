@@ -94,7 +94,7 @@ bool hd_cuda_many_proj_add(hd_cuda *c, const struct hd_op_proj_add *a) {
     if (!is_mine(c, a->n_row, a->w) || !fits) return false;
     uint16_t *x = bf16(c->a);
     hd_cuda_run_round(a->a, a->n_row, a->w->n_in, x, wide(a->w->n_in), c->stream);
-    run_into(c, product(a->w, x, a->x, a->n_row), HD_CUDA_ADD);
+    run_into(c, product(a->w, x, a->x, a->n_row), a->is_partial ? HD_CUDA_STORE : HD_CUDA_ADD);
     return true;
 }
 
@@ -110,7 +110,8 @@ bool hd_cuda_many_ffn(hd_cuda *c, const struct hd_op_ffn *a) {
          (hd_cuda_norm){.x = a->x, .w = a->norm, .eps = a->eps, .n_row = a->n_row, .n = a->d_model},
          x);
     run_into(c, gated(a->gate, a->up, x, hidden, a->n_row), HD_CUDA_STORE);
-    run_into(c, product(a->down, hidden, a->x, a->n_row), HD_CUDA_ADD);
+    run_into(c, product(a->down, hidden, a->x, a->n_row),
+             a->is_partial ? HD_CUDA_STORE : HD_CUDA_ADD);
     return true;
 }
 
@@ -134,6 +135,7 @@ bool hd_cuda_many_moe(hd_cuda *c, const struct hd_op_moe *a) {
                                           .n_row = a->n_row,
                                           .n_used = a->n_used,
                                           .n_expert = n_expert,
+                                          .expert0 = a->expert0,
                                           .tile_rows = HD_CUDA_GEMM_ROWS,
                                           .row_of = c->row_of,
                                           .slot_of = c->slot_of,
@@ -153,6 +155,7 @@ bool hd_cuda_many_moe(hd_cuda *c, const struct hd_op_moe *a) {
                                            .weight = a->weight,
                                            .shared = n == 2 ? c->shared : NULL,
                                            .slot_of = c->slot_of,
+                                           .is_partial = a->is_partial,
                                            .x = a->x,
                                            .n_row = a->n_row,
                                            .n_used = a->n_used,

@@ -160,7 +160,11 @@ static __global__ void __launch_bounds__(HD_CUDA_EXPERT_MAX) sort_rows(const hd_
     __shared__ int chosen[HD_CUDA_EXPERT_MAX], sum[HD_CUDA_EXPERT_MAX];
     int e = (int)threadIdx.x, n_thread = (int)blockDim.x, n_pick = a.n_row * a.n_used, count = 0;
     for (int i0 = 0; i0 < n_pick; i0 += n_thread) {
-        if (i0 + e < n_pick) chosen[e] = a.expert[i0 + e];
+        if (i0 + e < n_pick) {
+            int mine = a.expert[i0 + e] - a.expert0;
+            chosen[e] = mine >= 0 && mine < a.n_expert ? mine : -1;
+            if (chosen[e] < 0) a.slot_of[i0 + e] = -1;
+        }
         __syncthreads();
         int n = min(n_thread, n_pick - i0);
         for (int i = 0; i < n; i++) count += chosen[i] == e;
@@ -176,11 +180,11 @@ static __global__ void __launch_bounds__(HD_CUDA_EXPERT_MAX) sort_rows(const hd_
     for (int i = 0; i < n_tile; i++)
         a.tile[tile0 + i] = {e, first + i * a.tile_rows, min(a.tile_rows, count - i * a.tile_rows)};
     for (int i0 = 0; i0 < n_pick; i0 += n_thread) {
-        if (i0 + e < n_pick) chosen[e] = a.expert[i0 + e];
+        if (i0 + e < n_pick) chosen[e] = a.expert[i0 + e] - a.expert0;
         __syncthreads();
         int n = min(n_thread, n_pick - i0);
         for (int i = 0; i < n; i++) {
-            if (chosen[i] != e) continue;
+            if (chosen[i] != e || e >= a.n_expert) continue;
             a.row_of[slot] = (i0 + i) / a.n_used;
             a.slot_of[i0 + i] = slot++;
         }
@@ -203,9 +207,10 @@ static __global__ void __launch_bounds__(256) combine_rows(const hd_cuda_combine
     if (i >= n) return;
     float sum = 0;
 #pragma unroll 8
-    for (int k = 0; k < a.n_used; k++) sum += weight[k] * a.y[(size_t)slot[k] * n + i];
+    for (int k = 0; k < a.n_used; k++)
+        if (slot[k] >= 0) sum += weight[k] * a.y[(size_t)slot[k] * n + i];
     if (a.shared != nullptr) sum += a.shared[row * n + i];
-    a.x[row * n + i] += sum;
+    a.x[row * n + i] = a.is_partial ? sum : a.x[row * n + i] + sum;
 }
 
 extern "C" void hd_cuda_run_combine(const hd_cuda_combine *a, cudaStream_t stream) {

@@ -78,7 +78,8 @@ void hd_cuda_now_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
 
 void hd_cuda_now_proj_add(void *ctx, const struct hd_op_proj_add *args) {
     if (hd_cuda_many_proj_add(ctx, args)) return;
-    run_mul(ctx, args->w, args->a, args->x, args->n_row, HD_CUDA_ADD);
+    run_mul(ctx, args->w, args->a, args->x, args->n_row,
+            args->is_partial ? HD_CUDA_STORE : HD_CUDA_ADD);
 }
 
 /* out = silu(gate x) * (up x) */
@@ -101,7 +102,8 @@ void hd_cuda_now_ffn(void *ctx, const struct hd_op_ffn *args) {
                            .n = args->d_model});
     hd_cuda_mul in = gated(c, args->gate, args->up, c->normed, c->a, args->n_row);
     hd_cuda_run_mul(&in, 1, c->stream);
-    run_mul(c, args->down, c->a, args->x, args->n_row, HD_CUDA_ADD);
+    run_mul(c, args->down, c->a, args->x, args->n_row,
+            args->is_partial ? HD_CUDA_STORE : HD_CUDA_ADD);
 }
 
 void hd_cuda_now_route(void *ctx, const struct hd_op_route *args) {
@@ -132,6 +134,7 @@ void hd_cuda_now_moe(void *ctx, const struct hd_op_moe *args) {
                                      .n_row = a->n_row,
                                      .n_used = a->n_used,
                                      .n_expert = n_expert,
+                                     .expert0 = a->expert0,
                                      .tile_rows = tile_rows,
                                      .row_of = c->row_of,
                                      .slot_of = c->slot_of,
@@ -157,6 +160,7 @@ void hd_cuda_now_moe(void *ctx, const struct hd_op_moe *args) {
                                            .weight = a->weight,
                                            .shared = a->shared_gate ? c->shared : NULL,
                                            .slot_of = c->slot_of,
+                                           .is_partial = a->is_partial,
                                            .x = a->x,
                                            .n_row = a->n_row,
                                            .n_used = a->n_used,

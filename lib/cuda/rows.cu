@@ -111,6 +111,20 @@ extern "C" void hd_cuda_run_embed(const struct hd_op_embed *args, const hd_cuda_
     }
 }
 
+static __global__ void __launch_bounds__(BLOCK)
+    sum_ranks(const float *all, int n_rank, size_t n, float *x) {
+    size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
+    if (i >= n) return;
+    float sum = all[i];
+    for (int k = 1; k < n_rank; k++) sum += all[(size_t)k * n + i];
+    x[i] = sum;
+}
+
+extern "C" void hd_cuda_run_sum_ranks(const float *all, int n_rank, size_t n, float *x,
+                                      cudaStream_t stream) {
+    HD_LAUNCH(sum_ranks, (unsigned)((n + BLOCK - 1) / BLOCK), BLOCK, 0, stream, all, n_rank, n, x);
+}
+
 extern "C" cudaError_t hd_cuda_check_image(void) {
     cudaFuncAttributes attributes;
     return cudaFuncGetAttributes(&attributes, (const void *)norm_rows);

@@ -9,12 +9,20 @@ constexpr int ROWS = HD_CUDA_SORT_ROWS, WORDS = ROWS / 32;
 
 typedef uint32_t row_mask[HD_CUDA_EXPERT_MAX][WORDS];
 
+// The matrix of a row's k-th expert; negative: it is another rank's.
+static __device__ __forceinline__ int matrix_of(const hd_cuda_sort &a, int row, int k) {
+    int e = a.expert[row * a.n_used + k] - a.expert0;
+    return e < a.n_expert ? e : -1;
+}
+
 static __device__ __forceinline__ void mark_rows(const hd_cuda_sort &a, row_mask &mask) {
     int tid = (int)threadIdx.x, row = (int)blockIdx.x * ROWS + tid;
     for (int i = tid; i < a.n_expert * WORDS; i += ROWS) mask[i / WORDS][i % WORDS] = 0;
     __syncthreads();
-    for (int k = 0; row < a.n_row && k < a.n_used; k++)
-        atomicOr(&mask[a.expert[row * a.n_used + k]][tid / 32], 1u << tid % 32);
+    for (int k = 0; row < a.n_row && k < a.n_used; k++) {
+        int e = matrix_of(a, row, k);
+        if (e >= 0) atomicOr(&mask[e][tid / 32], 1u << tid % 32);
+    }
     __syncthreads();
 }
 
@@ -66,7 +74,10 @@ static __global__ void __launch_bounds__(ROWS) place_rows(const hd_cuda_sort a) 
     mark_rows(a, mask);
     int tid = (int)threadIdx.x, row = (int)blockIdx.x * ROWS + tid;
     for (int k = 0; row < a.n_row && k < a.n_used; k++) {
-        int e = a.expert[row * a.n_used + k], slot = a.count[(int)blockIdx.x * a.n_expert + e];
+        int e = matrix_of(a, row, k);
+        a.slot_of[row * a.n_used + k] = -1;
+        if (e < 0) continue;
+        int slot = a.count[(int)blockIdx.x * a.n_expert + e];
         for (int i = 0; i < tid / 32; i++) slot += __popc(mask[e][i]);
         slot += __popc(mask[e][tid / 32] & ((1u << tid % 32) - 1));
         a.row_of[slot] = row;

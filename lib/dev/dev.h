@@ -23,6 +23,7 @@
 enum hd_compute { HD_COMPUTE_AUTO, HD_COMPUTE_FLOAT32, HD_COMPUTE_BFLOAT16 };
 
 typedef struct hd_dev_config {
+    int ordinal;              /* which of several devices of a kind */
     int n_thread;             /* 0: one per available core */
     const char *isa;          /* "auto", "avx512", "avx2", "scalar" */
     const char *cuda_library; /* path of the cuda backend; NULL: look for it (dev/plugin.h) */
@@ -106,6 +107,9 @@ typedef struct hd_dev_ops {
     hd_status (*receive)(void *ctx, int ix, void *to, size_t n_byte);
     uint64_t (*free_bytes)(void *ctx);
     hd_status (*reserve)(void *ctx, const hd_dev_limits *limits);
+    /* Optional (NULL): the devices of the ranks of a group, after reserve and before the group's
+     * first collective (dev/comm.h). */
+    hd_status (*join)(void *const *ctx, struct hd_comm *const *comm, int n_rank);
     /* Optional (NULL): repack or upload a weight, filling w->prepared. release undoes it. */
     hd_status (*prepare)(void *ctx, hd_weight *w);
     void (*release)(void *ctx, hd_weight *w);

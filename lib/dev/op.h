@@ -13,7 +13,10 @@
 #include "quant/kv.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+
+struct hd_comm;
 
 enum hd_op {
 #define HD_OP(name, what) HD_OP_##name,
@@ -102,6 +105,7 @@ struct hd_op_proj_add {
     const float *a;     /* [R, w->n_in] */
     const hd_weight *w; /* [D, n_in] */
     float *x;           /* [R, D] in and out */
+    bool is_partial;    /* x = instead of x +=: the residual is another rank's to add */
 };
 
 struct hd_op_ffn {
@@ -111,6 +115,7 @@ struct hd_op_ffn {
     const hd_weight *gate, *up; /* [F, D] */
     const hd_weight *down;      /* [D, F] */
     float *x;                   /* [R, D] in and out */
+    bool is_partial;            /* x = instead of x +=: the residual is another rank's to add */
 };
 
 enum hd_gating { HD_GATING_SOFTMAX = 1, HD_GATING_SIGMOID = 2 };
@@ -140,11 +145,13 @@ struct hd_op_moe {
     const float *normed;        /* [R, D] */
     const int32_t *expert;      /* [R, n_used] ascending */
     const float *weight;        /* [R, n_used] */
-    const hd_weight *gate, *up; /* n_mat = E of [F, D] */
-    const hd_weight *down;      /* n_mat = E of [D, F] */
+    int expert0;                /* the first of the n_mat below; others are other ranks' */
+    const hd_weight *gate, *up; /* n_mat of [F, D] */
+    const hd_weight *down;      /* n_mat of [D, F] */
     const hd_weight *shared_gate, *shared_up,
         *shared_down; /* [Fs, D], [Fs, D], [D, Fs]; NULL: none */
     float *x;         /* [R, D] in and out: x + (sum over experts, ascending) + shared */
+    bool is_partial;  /* x = instead of x +=: the residual is another rank's to add */
 };
 
 struct hd_op_head {
@@ -166,6 +173,20 @@ struct hd_op_sample {
     const uint8_t *is_token; /* [V] 0: never drawn */
     int32_t *token;          /* [n_out] out; -1: a value of the row is not finite, or the host's */
     int32_t *last;           /* [slot] out: the token of each row that was drawn */
+};
+
+/* Collectives (dev/comm.h): every rank of the group runs them, in the same order. */
+struct hd_op_all_reduce {
+    struct hd_comm *comm;
+    size_t n;
+    float *x; /* [n] in and out */
+};
+
+struct hd_op_all_gather {
+    struct hd_comm *comm;
+    int n_row, n_each;
+    const float *part; /* [n_row, n_each] */
+    float *all;        /* [n_row, n_rank*n_each] out */
 };
 
 #endif

@@ -5,6 +5,7 @@
 #include "ref/ref.h"
 
 #include "base/mem.h"
+#include "dev/comm.h"
 
 static hd_status open_ref(const hd_dev_config *config, void **ctx) {
     (void)config; /* one thread, one code path */
@@ -114,6 +115,13 @@ static hd_status reserve(void *ctx, const hd_dev_limits *limits) {
 static void observe(void *ctx, const hd_dev_observer *o) {
     struct hd_ref *r = ctx;
     r->observer = o ? *o : (hd_dev_observer){0};
+}
+
+void hd_ref_op_all_reduce(void *ctx, const struct hd_op_all_reduce *a) {
+    hd_comm_op_all_reduce(ctx, a);
+}
+void hd_ref_op_all_gather(void *ctx, const struct hd_op_all_gather *a) {
+    hd_comm_op_all_gather(ctx, a);
 }
 
 const hd_dev_ops hd_dev_ref = {

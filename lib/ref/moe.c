@@ -82,14 +82,15 @@ static void run_expert(struct hd_ref *r, const hd_weight *const w[3], int mat, i
     hd_ref_matmul(r, w[2], mat, n_row, r->gate, out);
 }
 
-/* Rows that chose expert e go to r->pick with their weights, their inputs to r->normed. */
+/* Rows that chose the expert of matrix e go to r->pick with their weights, their inputs to
+ * r->normed. */
 static int gather_rows(struct hd_ref *r, const struct hd_op_moe *a, int e) {
     int n = 0;
     size_t d = (size_t)a->d_model;
     for (int row = 0; row < a->n_row; row++)
         for (int k = 0; k < a->n_used; k++) {
             int ix = row * a->n_used + k;
-            if (a->expert[ix] != e) continue;
+            if (a->expert[ix] != a->expert0 + e) continue;
             r->pick[n] = row;
             r->pick_weight[n] = a->weight[ix];
             memcpy(r->normed + (size_t)n * d, a->normed + (size_t)row * d, d * sizeof(float));
@@ -117,5 +118,6 @@ void hd_ref_op_moe(void *ctx, const struct hd_op_moe *a) {
         run_expert(r, shared, 0, a->n_row, a->normed, r->block_out);
         for (size_t i = 0; i < n_all; i++) r->sum[i] += (double)r->block_out[i];
     }
-    for (size_t i = 0; i < n_all; i++) a->x[i] += (float)r->sum[i];
+    for (size_t i = 0; i < n_all; i++)
+        a->x[i] = a->is_partial ? (float)r->sum[i] : a->x[i] + (float)r->sum[i];
 }

@@ -1,6 +1,8 @@
 /* The tensors of every op's arguments, as dev/op.h gives their shapes. */
 #include "support/op_args.h"
 
+#include "dev/comm.h"
+
 enum direction { IN = 1, OUT = 2, IN_OUT = 3 };
 
 static void add(test_args *t, const void *field, size_t n, size_t each, enum direction d) {
@@ -163,4 +165,18 @@ void test_args_sample(struct hd_op_sample *args, const hd_batch *b, test_args *o
     ADD(is_token, args->n_vocab, IN);
     ADD(token, args->n_out, OUT);
     ADD(last, top + 1, IN_OUT);
+}
+
+void test_args_all_reduce(struct hd_op_all_reduce *args, const hd_batch *b, test_args *out) {
+    (void)b;
+    *out = (test_args){0};
+    ADD(x, args->n, IN_OUT);
+}
+
+void test_args_all_gather(struct hd_op_all_gather *args, const hd_batch *b, test_args *out) {
+    (void)b;
+    *out = (test_args){0};
+    size_t n = (size_t)args->n_row * (size_t)args->n_each;
+    ADD(part, n, IN);
+    ADD(all, n * (size_t)args->comm->n_rank, OUT);
 }

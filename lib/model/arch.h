@@ -17,6 +17,9 @@ enum hd_slot_kind {
     HD_SLOT_MATRIX, /* const hd_weight *: as stored, read from the mapping where that is possible */
 };
 
+/* What of a weight a rank of a sharded model holds (model/shard.h). */
+enum hd_cut { HD_CUT_NONE, HD_CUT_ROWS, HD_CUT_COLUMNS, HD_CUT_MATRICES };
+
 /* A weight that an architecture reads, and where its pointer goes. */
 typedef struct hd_slot {
     const char *suffix; /* canonical name; of a layer's weight what follows "blk.N." */
@@ -26,6 +29,7 @@ typedef struct hd_slot {
     /* Whether this layer has it (NULL: every layer); layer is -1 for globals. */
     bool (*when)(const hd_hparams *hp, int layer);
     bool is_optional;     /* stays NULL when the checkpoint has none */
+    enum hd_cut cut;      /* of a vector: ROWS are its values */
     const char *fallback; /* canonical name to bind when the checkpoint has none, or NULL */
 } hd_slot;
 
@@ -90,7 +94,8 @@ struct hd_held {
 };
 
 struct hd_model {
-    hd_hparams hp;
+    hd_hparams hp;    /* of what this rank computes */
+    hd_hparams whole; /* of the checkpoint; the same without ranks */
     hd_model_options opt;
     hd_dev dev;
     const hd_arch *arch;
@@ -108,6 +113,7 @@ struct hd_model {
         size_t layer_bytes;
     } kv[HD_KV_KIND_MAX];
     void *work;         /* the architecture's workspace struct, in the arena */
+    float *own_logits;  /* [n_out_max, V/n_rank] of a rank, or NULL */
     float *host_logits; /* [n_out_max, V], or NULL: the device's memory is the host's */
     uint8_t *is_token;  /* [V] of the device: 0: never sampled */
     int32_t *token;     /* [n_out_max] of the device: tokens of the last step */

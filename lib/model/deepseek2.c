@@ -5,6 +5,7 @@
  * one query matrix where the others have a low-rank pair; routing differs by hyper-parameters only.
  * The only KV kind is one row a token: the normed latent and the rotated rope key. */
 #include "model/ffn.h"
+#include "model/shard.h"
 
 struct globals {
     const hd_weight *token_embd; /* [V, D] */
@@ -43,20 +44,20 @@ static bool has_no_q_lora(const hd_hparams *hp, int layer) { return !has_q_lora(
 static const hd_slot global_slot[] = {
     HD_MATRIX(globals, token_embd,  "token_embd.weight",  embed, .when = NULL),
     HD_VECTOR(globals, output_norm, "output_norm.weight", head,  .when = NULL),
-    HD_MATRIX(globals, output,      "output.weight",      head,  .fallback = "token_embd.weight"),
+    HD_MATRIX(globals, output,      "output.weight",      head,  .cut = HD_CUT_ROWS, .fallback = "token_embd.weight"),
 };
 
 static const hd_slot layer_slot[] = {
     HD_VECTOR(layer, attn_norm,   "attn_norm.weight",      mla_qkv,  .when = NULL),
-    HD_MATRIX(layer, q,           "attn_q.weight",         mla_qkv,  .when = has_no_q_lora),
+    HD_MATRIX(layer, q,           "attn_q.weight",         mla_qkv,  .when = has_no_q_lora, .cut = HD_CUT_ROWS),
     HD_MATRIX(layer, q_a,         "attn_q_a.weight",       mla_qkv,  .when = has_q_lora),
     HD_VECTOR(layer, q_a_norm,    "attn_q_a_norm.weight",  mla_qkv,  .when = has_q_lora),
-    HD_MATRIX(layer, q_b,         "attn_q_b.weight",       mla_qkv,  .when = has_q_lora),
+    HD_MATRIX(layer, q_b,         "attn_q_b.weight",       mla_qkv,  .when = has_q_lora, .cut = HD_CUT_ROWS),
     HD_MATRIX(layer, kv_a,        "attn_kv_a_mqa.weight",  mla_qkv,  .when = NULL),
     HD_VECTOR(layer, kv_a_norm,   "attn_kv_a_norm.weight", mla_qkv,  .when = NULL),
-    HD_MATRIX(layer, k_b,         "attn_k_b.weight",       mla_attn, .when = NULL),
-    HD_MATRIX(layer, v_b,         "attn_v_b.weight",       mla_attn, .when = NULL),
-    HD_MATRIX(layer, output,      "attn_output.weight",    proj_add, .when = NULL),
+    HD_MATRIX(layer, k_b,         "attn_k_b.weight",       mla_attn, .cut = HD_CUT_MATRICES),
+    HD_MATRIX(layer, v_b,         "attn_v_b.weight",       mla_attn, .cut = HD_CUT_MATRICES),
+    HD_MATRIX(layer, output,      "attn_output.weight",    proj_add, .cut = HD_CUT_COLUMNS),
     HD_FFN_SLOTS(layer, ffn),
 };
 /* clang-format on */
@@ -95,7 +96,9 @@ static void attention(hd_model *m, const hd_batch *b, int layer) {
            .cache = hd_model_kv(m, 0, layer), .k_b = l->k_b, .v_b = l->v_b, .n_head = hp->n_head,
            .n_nope = hp->n_nope, .n_rope = hp->n_rope, .n_c = hp->n_c, .n_v = hp->n_v,
            .scale = hd_rope_softmax_scale(hp), .out = w->attn);
-    HD_RUN(proj_add, .n_row = b->n_row, .a = w->attn, .w = l->output, .x = w->x);
+    HD_RUN(proj_add, .n_row = b->n_row, .a = w->attn, .w = l->output, .x = w->x,
+           .is_partial = hd_shard_is_partial(m));
+    hd_shard_sum(m, b->n_row, w->x);
 }
 
 static const float *deepseek2_forward(hd_model *m, const hd_batch *b) {
@@ -109,9 +112,12 @@ static const float *deepseek2_forward(hd_model *m, const hd_batch *b) {
         attention(m, b, layer);
         hd_ffn_forward(m, b, layer, &l[layer].ffn, &w->ffn, w->x);
     }
-    if (b->n_out > 0)
+    if (b->n_out > 0) {
         HD_RUN(head, .n_out = b->n_out, .d_model = hp->d_model, .row = b->out_row, .x = w->x,
-               .norm = g->output_norm, .eps = hp->rms_eps, .w = g->output, .logits = w->logits);
+               .norm = g->output_norm, .eps = hp->rms_eps, .w = g->output,
+               .logits = hd_shard_logits(m, w->logits));
+        hd_shard_gather(m, b->n_out, w->logits);
+    }
     return w->logits;
 }
 

@@ -29,19 +29,19 @@ bool hd_ffn_has_shared(const hd_hparams *hp, int layer);
 
 /* Slots of the hd_ffn in field `f` of the layer struct s. */
 /* clang-format off */
-#define HD_FFN_SLOTS(s, f)                                                                                      \
-    HD_VECTOR(s, f.norm,        "ffn_norm.weight",       ffn,   .when = NULL),                                  \
-    HD_MATRIX(s, f.gate,        "ffn_gate.weight",       ffn,   .when = hd_ffn_is_dense),                       \
-    HD_MATRIX(s, f.up,          "ffn_up.weight",         ffn,   .when = hd_ffn_is_dense),                       \
-    HD_MATRIX(s, f.down,        "ffn_down.weight",       ffn,   .when = hd_ffn_is_dense),                       \
-    HD_MATRIX(s, f.router,      "ffn_gate_inp.weight",   route, .when = hd_ffn_has_experts),                    \
-    HD_VECTOR(s, f.router_bias, "exp_probs_b.bias",      route, .when = hd_ffn_has_experts, .is_optional = true), \
-    HD_MATRIX(s, f.gate_exps,   "ffn_gate_exps.weight",  moe,   .when = hd_ffn_has_experts),                    \
-    HD_MATRIX(s, f.up_exps,     "ffn_up_exps.weight",    moe,   .when = hd_ffn_has_experts),                    \
-    HD_MATRIX(s, f.down_exps,   "ffn_down_exps.weight",  moe,   .when = hd_ffn_has_experts),                    \
-    HD_MATRIX(s, f.gate_shexp,  "ffn_gate_shexp.weight", moe,   .when = hd_ffn_has_shared),                     \
-    HD_MATRIX(s, f.up_shexp,    "ffn_up_shexp.weight",   moe,   .when = hd_ffn_has_shared),                     \
-    HD_MATRIX(s, f.down_shexp,  "ffn_down_shexp.weight", moe,   .when = hd_ffn_has_shared)
+#define HD_FFN_SLOTS(s, f)                                                                                          \
+    HD_VECTOR(s, f.norm,        "ffn_norm.weight",       ffn,   .when = NULL),                                      \
+    HD_MATRIX(s, f.gate,        "ffn_gate.weight",       ffn,   .when = hd_ffn_is_dense, .cut = HD_CUT_ROWS),       \
+    HD_MATRIX(s, f.up,          "ffn_up.weight",         ffn,   .when = hd_ffn_is_dense, .cut = HD_CUT_ROWS),       \
+    HD_MATRIX(s, f.down,        "ffn_down.weight",       ffn,   .when = hd_ffn_is_dense, .cut = HD_CUT_COLUMNS),    \
+    HD_MATRIX(s, f.router,      "ffn_gate_inp.weight",   route, .when = hd_ffn_has_experts),                        \
+    HD_VECTOR(s, f.router_bias, "exp_probs_b.bias",      route, .when = hd_ffn_has_experts, .is_optional = true),   \
+    HD_MATRIX(s, f.gate_exps,   "ffn_gate_exps.weight",  moe,   .when = hd_ffn_has_experts, .cut = HD_CUT_ROWS),    \
+    HD_MATRIX(s, f.up_exps,     "ffn_up_exps.weight",    moe,   .when = hd_ffn_has_experts, .cut = HD_CUT_ROWS),    \
+    HD_MATRIX(s, f.down_exps,   "ffn_down_exps.weight",  moe,   .when = hd_ffn_has_experts, .cut = HD_CUT_COLUMNS), \
+    HD_MATRIX(s, f.gate_shexp,  "ffn_gate_shexp.weight", moe,   .when = hd_ffn_has_shared, .cut = HD_CUT_ROWS),     \
+    HD_MATRIX(s, f.up_shexp,    "ffn_up_shexp.weight",   moe,   .when = hd_ffn_has_shared, .cut = HD_CUT_ROWS),     \
+    HD_MATRIX(s, f.down_shexp,  "ffn_down_shexp.weight", moe,   .when = hd_ffn_has_shared, .cut = HD_CUT_COLUMNS)
 /* clang-format on */
 
 HD_MUST_CHECK hd_status hd_ffn_plan(hd_model *m, hd_ffn_work *w);

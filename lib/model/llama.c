@@ -5,6 +5,7 @@
  * feed-forward. What differs is hyper-parameters: qwen2 has biases on q, k and v and rotates halves
  * of a head, deepseek has experts. There are two KV kinds: the rotated keys and the values. */
 #include "model/ffn.h"
+#include "model/shard.h"
 
 struct globals {
     const hd_weight *token_embd; /* [V, D] */
@@ -38,18 +39,18 @@ static bool has_bias(const hd_hparams *hp, int layer) {
 static const hd_slot global_slot[] = {
     HD_MATRIX(globals, token_embd,  "token_embd.weight",  embed, .when = NULL),
     HD_VECTOR(globals, output_norm, "output_norm.weight", head,  .when = NULL),
-    HD_MATRIX(globals, output,      "output.weight",      head,  .fallback = "token_embd.weight"),
+    HD_MATRIX(globals, output,      "output.weight",      head,  .cut = HD_CUT_ROWS, .fallback = "token_embd.weight"),
 };
 
 static const hd_slot layer_slot[] = {
     HD_VECTOR(layer, attn_norm, "attn_norm.weight",   gqa_qkv,  .when = NULL),
-    HD_MATRIX(layer, q,         "attn_q.weight",      gqa_qkv,  .when = NULL),
-    HD_MATRIX(layer, k,         "attn_k.weight",      gqa_qkv,  .when = NULL),
-    HD_MATRIX(layer, v,         "attn_v.weight",      gqa_qkv,  .when = NULL),
-    HD_VECTOR(layer, q_bias,    "attn_q.bias",        gqa_qkv,  .when = has_bias),
-    HD_VECTOR(layer, k_bias,    "attn_k.bias",        gqa_qkv,  .when = has_bias),
-    HD_VECTOR(layer, v_bias,    "attn_v.bias",        gqa_qkv,  .when = has_bias),
-    HD_MATRIX(layer, output,    "attn_output.weight", proj_add, .when = NULL),
+    HD_MATRIX(layer, q,         "attn_q.weight",      gqa_qkv,  .cut = HD_CUT_ROWS),
+    HD_MATRIX(layer, k,         "attn_k.weight",      gqa_qkv,  .cut = HD_CUT_ROWS),
+    HD_MATRIX(layer, v,         "attn_v.weight",      gqa_qkv,  .cut = HD_CUT_ROWS),
+    HD_VECTOR(layer, q_bias,    "attn_q.bias",        gqa_qkv,  .when = has_bias, .cut = HD_CUT_ROWS),
+    HD_VECTOR(layer, k_bias,    "attn_k.bias",        gqa_qkv,  .when = has_bias, .cut = HD_CUT_ROWS),
+    HD_VECTOR(layer, v_bias,    "attn_v.bias",        gqa_qkv,  .when = has_bias, .cut = HD_CUT_ROWS),
+    HD_MATRIX(layer, output,    "attn_output.weight", proj_add, .cut = HD_CUT_COLUMNS),
     HD_FFN_SLOTS(layer, ffn),
 };
 /* clang-format on */
@@ -91,7 +92,9 @@ static void attention(hd_model *m, const hd_batch *b, int layer) {
            .keys = hd_model_kv(m, KEYS, layer), .values = hd_model_kv(m, VALUES, layer),
            .n_head = hp->n_head, .n_head_kv = hp->n_head_kv, .d_head = hp->n_rope,
            .scale = hd_rope_softmax_scale(hp), .out = w->attn);
-    HD_RUN(proj_add, .n_row = b->n_row, .a = w->attn, .w = l->output, .x = w->x);
+    HD_RUN(proj_add, .n_row = b->n_row, .a = w->attn, .w = l->output, .x = w->x,
+           .is_partial = hd_shard_is_partial(m));
+    hd_shard_sum(m, b->n_row, w->x);
 }
 
 static const float *llama_forward(hd_model *m, const hd_batch *b) {
@@ -105,9 +108,12 @@ static const float *llama_forward(hd_model *m, const hd_batch *b) {
         attention(m, b, layer);
         hd_ffn_forward(m, b, layer, &l[layer].ffn, &w->ffn, w->x);
     }
-    if (b->n_out > 0)
+    if (b->n_out > 0) {
         HD_RUN(head, .n_out = b->n_out, .d_model = hp->d_model, .row = b->out_row, .x = w->x,
-               .norm = g->output_norm, .eps = hp->rms_eps, .w = g->output, .logits = w->logits);
+               .norm = g->output_norm, .eps = hp->rms_eps, .w = g->output,
+               .logits = hd_shard_logits(m, w->logits));
+        hd_shard_gather(m, b->n_out, w->logits);
+    }
     return w->logits;
 }
 

@@ -1,5 +1,6 @@
 /* Opening and closing a model, its KV memory, and the checks in front of a forward pass. */
 #include "model/offload.h"
+#include "model/shard.h"
 
 #include "base/log.h"
 
@@ -23,6 +24,9 @@ static hd_status check_options(const hd_hparams *hp, const hd_model_options *o) 
     if ((int64_t)o->n_page * o->page_tok > INT32_MAX)
         return HD_FAIL(INVALID, "%d pages of %d tokens: at most %d tokens", o->n_page, o->page_tok,
                        INT32_MAX);
+    if (o->comm && o->device_weight_bytes > 0)
+        return HD_FAIL(UNSUPPORTED, "offload: a model over several ranks leaves nothing to the "
+                                    "host");
     if (hp->n_rope % 2 || hp->n_rope / 2 > HD_ROPE_PAIR_MAX)
         return HD_FAIL(UNSUPPORTED, "rope dimension %d: expected an even number up to %d",
                        hp->n_rope, 2 * HD_ROPE_PAIR_MAX);
@@ -173,7 +177,10 @@ hd_status hd_model_open(const hd_checkpoint *c, const hd_dev *dev, const hd_mode
     m->opt = *o;
     m->dev = *dev;
     m->arena = hd_arena_new(64 << 10);
-    HD_TRY_OUT(hd_hparams_read(c, &m->hp));
+    HD_TRY_OUT(hd_hparams_read(c, &m->whole));
+    m->hp = m->whole;
+    if (o->comm)
+        HD_TRY_OUT(hd_hparams_part(&m->whole, o->comm->n_rank, o->is_expert_parallel, &m->hp));
     m->arch = hd_arch_find(m->hp.arch);
     if (!m->arch) {
         s = HD_FAIL(UNSUPPORTED, "architecture %s has no forward pass", m->hp.arch);
@@ -181,12 +188,13 @@ hd_status hd_model_open(const hd_checkpoint *c, const hd_dev *dev, const hd_mode
     }
     HD_TRY_OUT(check_options(&m->hp, o));
     HD_TRY_OUT(check_kv_type(m));
-    HD_TRY_OUT(hd_canon_new(c, &m->hp, &m->canon));
+    HD_TRY_OUT(hd_canon_new(c, &m->whole, &m->canon));
     warn_surplus(m, c);
     HD_TRY_OUT(hd_offload_choose(m));
     HD_TRY_OUT(hd_weights_bind(m, on_progress, user));
     HD_TRY_OUT(m->arch->plan(m));
     HD_TRY_OUT(hd_offload_plan(m));
+    HD_TRY_OUT(hd_shard_plan(m));
     HD_TRY_OUT(open_rope(m));
     HD_TRY_OUT(open_kv(m));
     HD_TRY_OUT(open_logits(m));
@@ -236,13 +244,24 @@ static void check_batch(const hd_model *m, const hd_batch *b) {
     hd_batch_check(b);
 }
 
+/* What failed here fails on every rank, for none can go on alone. */
+static hd_status tell_ranks(const hd_model *m, hd_status s) {
+    if (s != HD_OK && m->opt.comm) hd_comm_fail(m->opt.comm);
+    return s;
+}
+
 /* Uploads b and runs its ops; *logits are the device's. */
-static hd_status run_forward(hd_model *m, const hd_batch *b, const hd_batch **on_device,
-                             const float **logits) {
+static hd_status run_ops(hd_model *m, const hd_batch *b, const hd_batch **on_device,
+                         const float **logits) {
     check_batch(m, b);
     HD_TRY(hd_dev_upload(&m->dev, b, on_device));
     *logits = m->arch->forward(m, *on_device);
-    return hd_offload_status(m);
+    HD_TRY(hd_offload_status(m));
+    return m->opt.comm ? m->opt.comm->status : HD_OK;
+}
+static hd_status run_forward(hd_model *m, const hd_batch *b, const hd_batch **on_device,
+                             const float **logits) {
+    return tell_ranks(m, run_ops(m, b, on_device, logits));
 }
 
 hd_status hd_model_forward(hd_model *m, const hd_batch *b, const float **logits) {
@@ -283,7 +302,8 @@ hd_status hd_model_enqueue(hd_model *m, const hd_batch *b) {
     if (b->n_out > 0)
         HD_RUN(sample, .n_out = on_device->n_out, .n_vocab = m->hp.n_vocab, .batch = on_device,
                .logits = step->logits, .is_token = m->is_token, .token = m->token, .last = m->last);
-    HD_TRY(hd_dev_send(&m->dev, ix, m->token, (size_t)b->n_out * sizeof *m->token));
+    size_t n_byte = (size_t)b->n_out * sizeof *m->token;
+    HD_TRY(tell_ranks(m, hd_dev_send(&m->dev, ix, m->token, n_byte)));
     m->n_enqueued++;
     return HD_OK;
 }
@@ -307,7 +327,7 @@ hd_status hd_model_fetch(hd_model *m, hd_model_out *out) {
     const struct hd_model_step *step = &m->step[ix];
     size_t n_byte = (size_t)step->n_out * sizeof *step->token;
     *out = (hd_model_out){.token = step->token, .logits = step->logits};
-    HD_TRY(hd_dev_receive(&m->dev, ix, m->token, step->token, n_byte));
+    HD_TRY(tell_ranks(m, hd_dev_receive(&m->dev, ix, m->token, step->token, n_byte)));
     if (!m->host_logits) return HD_OK;
     out->logits = m->host_logits;
     return step->batch ? fetch_rows(m, step) : HD_OK;

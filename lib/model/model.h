@@ -8,7 +8,7 @@
 #define HD_MODEL_MODEL_H
 
 #include "base/batch.h"
-#include "dev/dev.h"
+#include "dev/comm.h"
 #include "file/checkpoint.h"
 
 enum { HD_ROPE_PAIR_MAX = 512 }; /* n_rope/2 at most; hd_model_open refuses more */
@@ -52,6 +52,11 @@ HD_MUST_CHECK hd_status hd_hparams_read(const hd_checkpoint *c, hd_hparams *out)
 /* Latent attention; else grouped-query attention. */
 static inline bool hd_hparams_is_mla(const hd_hparams *hp) { return hp->n_c > 0; }
 
+/* What one of n_rank ranks of a sharded model computes (model/shard.h): fewer heads, less of a
+ * feed-forward. HD_E_INVALID names what does not divide. */
+HD_MUST_CHECK hd_status hd_hparams_part(const hd_hparams *whole, int n_rank,
+                                        bool is_expert_parallel, hd_hparams *out);
+
 /* KV bytes one token takes over all layers. */
 size_t hd_hparams_kv_bytes(const hd_hparams *hp, enum hd_kv_type t);
 /* Of every kind of row that a layer keeps of a token: MLA one, GQA keys and values. */
@@ -64,6 +69,8 @@ typedef struct hd_model_options {
     enum hd_kv_type kv_type;
     const int32_t *no_token; /* [n_no_token] ids that are never sampled; copied */
     int n_no_token;
+    hd_comm *comm; /* the model is this rank's part, every rank runs the same; NULL: it is whole */
+    bool is_expert_parallel; /* ranks have experts of their own, not a part of each */
     const hd_dev *host; /* runs feed-forwards that the device has no room for; NULL: none does */
     uint64_t device_weight_bytes; /* the device's room for weights; 0: no bound */
     const char *offload_plan; /* file of layers in the order in which they leave; NULL: by size */
@@ -86,7 +93,7 @@ HD_MUST_CHECK hd_status hd_model_open(const hd_checkpoint *c, const hd_dev *dev,
                                       void *user, hd_model **out);
 void hd_model_close(hd_model *m); /* accepts NULL */
 
-const hd_hparams *hd_model_hparams(const hd_model *m);
+const hd_hparams *hd_model_hparams(const hd_model *m); /* of its part: hd_hparams_part */
 uint64_t hd_model_weight_bytes(const hd_model *m);
 uint64_t hd_model_kv_bytes(const hd_model *m);        /* the whole pool */
 uint64_t hd_model_workspace_bytes(const hd_model *m); /* activations and logits */

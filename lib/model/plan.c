@@ -57,6 +57,9 @@ void hd_model_plan_text(const hd_model *m, hd_buf *b) {
         hd_buf_addf(b, "kv        0-%-5d %-22s %-5s %d values, %d bytes a token and layer\n",
                     m->hp.n_layer - 1, m->kv[i].kind.name, hd_kv_type_name(m->opt.kv_type),
                     m->kv[i].kind.layout.n, m->kv[i].kind.layout.row_bytes);
+    if (m->opt.comm)
+        hd_buf_addf(b, "rank      %d of %d%s\n", m->opt.comm->rank, m->opt.comm->n_rank,
+                    m->opt.is_expert_parallel ? ", experts of its own" : "");
     hd_buf_addf(b,
                 "memory    weights %" PRIu64 " B, KV %" PRIu64 " B (%d pages of %d tokens), "
                 "workspace %" PRIu64 " B\n",

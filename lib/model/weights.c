@@ -5,6 +5,7 @@
  * where it lies there whole and aligned; else (a transposed key matrix, an unaligned safetensors
  * tensor) the model owns one copy. A format that the device's op cannot read ends the load. */
 #include "model/offload.h"
+#include "model/shard.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -16,11 +17,15 @@ static hd_status check_format(const hd_dev *dev, const hd_slot *slot, const char
                    hd_op_name(slot->op), name, hd_format_get(format)->name, dev->ops->name);
 }
 
-static hd_status bind_vector(hd_model *m, const hd_canon_tensor *t, const float **out) {
-    size_t n = (size_t)t->ne[0];
-    float *v = hd_arena_alloc(m->arena, n * sizeof *v);
+static hd_status bind_vector(hd_model *m, const hd_canon_tensor *t, const hd_slot *slot,
+                             const float **out) {
+    hd_shard_piece piece;
+    HD_TRY(hd_shard_piece_of(m, t, slot, &piece));
+    size_t n_all = (size_t)t->ne[0], n = (size_t)piece.n_col;
+    float *v = hd_arena_alloc(m->arena, n_all * sizeof *v);
     const void *src = hd_canon_matrix(m->canon, t, 0, NULL);
-    hd_format_get(t->format)->decode(src, v, n);
+    hd_format_get(t->format)->decode(src, v, n_all);
+    v += piece.col0;
     m->weight_bytes += n * sizeof *v;
     *out = v;
     if (!hd_dev_has_memory(&m->dev)) return HD_OK;
@@ -36,28 +41,45 @@ static bool is_aligned(const void *p, enum hd_format f) {
     return (uintptr_t)p % align == 0;
 }
 
-/* Pointers to the n_mat matrices of t; those that cannot be read in place go to one owned block. */
-static hd_status matrix_pointers(hd_model *m, const hd_canon_tensor *t, int n_mat, size_t n_byte,
-                                 const void **mat) {
-    size_t stride = hd_align_up(n_byte, 64);
+static size_t piece_bytes(const hd_canon_tensor *t, const hd_shard_piece *p) {
+    return (size_t)p->n_row * hd_format_bytes(t->format, (size_t)p->n_col);
+}
+
+/* Copies the piece's rows and columns out of a whole matrix. */
+static void copy_piece(const hd_canon_tensor *t, const hd_shard_piece *p, const char *whole,
+                       char *out) {
+    size_t row_bytes = hd_format_bytes(t->format, (size_t)t->ne[0]);
+    size_t n_byte = hd_format_bytes(t->format, (size_t)p->n_col);
+    whole += (size_t)p->row0 * row_bytes + hd_format_bytes(t->format, (size_t)p->col0);
+    for (int64_t row = 0; row < p->n_row; row++)
+        memcpy(out + (size_t)row * n_byte, whole + (size_t)row * row_bytes, n_byte);
+}
+
+static hd_status own(hd_model *m, size_t n_byte, void **out) {
+    HD_TRY(hd_alloc_large(n_byte, out));
+    hd_model_hold(m, *out, false);
+    return HD_OK;
+}
+
+/* Pointers to the matrices of a piece of t; those that cannot be read in place go to one owned
+ * block. scratch: room for a whole matrix, of a tensor that is copied and cut; else NULL. */
+static hd_status matrix_pointers(hd_model *m, const hd_canon_tensor *t, const hd_shard_piece *piece,
+                                 void *scratch, const void **mat) {
+    size_t row_bytes = hd_format_bytes(t->format, (size_t)t->ne[0]);
+    size_t stride = hd_align_up(piece_bytes(t, piece), 64);
+    bool has_whole_rows = piece->n_col == t->ne[0];
     void *owned = NULL;
-    for (int ix = 0; ix < n_mat; ix++) {
-        bool is_copied = hd_canon_is_copied(t);
-        const void *p = is_copied ? NULL : hd_canon_matrix(m->canon, t, ix, NULL);
-        HD_TRY(hd_canon_check(m->canon, t, ix));
-        if (!is_copied && is_aligned(p, t->format)) {
-            mat[ix] = p;
+    if (hd_canon_is_copied(t)) HD_TRY(own(m, stride * (size_t)piece->n_mat, &owned));
+    for (int ix = 0; ix < piece->n_mat; ix++) {
+        void *room = scratch ? scratch : owned ? (char *)owned + (size_t)ix * stride : NULL;
+        const char *p = hd_canon_matrix(m->canon, t, piece->mat0 + ix, room);
+        HD_TRY(hd_canon_check(m->canon, t, piece->mat0 + ix));
+        mat[ix] = p + (size_t)piece->row0 * row_bytes;
+        if (!(scratch && p == scratch) && has_whole_rows && is_aligned(mat[ix], t->format))
             continue;
-        }
-        if (!owned) {
-            HD_TRY(hd_alloc_large(stride * (size_t)n_mat, &owned));
-            hd_model_hold(m, owned, false);
-        }
+        if (!owned) HD_TRY(own(m, stride * (size_t)piece->n_mat, &owned));
         char *copy = (char *)owned + (size_t)ix * stride;
-        if (is_copied)
-            hd_canon_matrix(m->canon, t, ix, copy);
-        else
-            memcpy(copy, p, n_byte);
+        copy_piece(t, piece, p, copy);
         mat[ix] = copy;
     }
     return HD_OK;
@@ -68,22 +90,28 @@ static hd_status bind_matrix(hd_model *m, const hd_canon_tensor *t, const hd_slo
     bool on_host = hd_offload_is_host(m, slot->op, layer);
     const hd_dev *dev = on_host ? &m->offload->host : &m->dev;
     HD_TRY(check_format(dev, slot, t->name, t->format));
-    int n_mat = t->n_dim > 2 ? (int)t->ne[2] : 1;
-    const void **mat = hd_arena_alloc(m->arena, (size_t)n_mat * sizeof *mat);
-    size_t n_byte = hd_format_bytes(t->format, (size_t)t->ne[0] * (size_t)t->ne[1]);
-    HD_TRY(matrix_pointers(m, t, n_mat, n_byte, mat));
+    hd_shard_piece piece;
+    HD_TRY(hd_shard_piece_of(m, t, slot, &piece));
+    const void **mat = hd_arena_alloc(m->arena, (size_t)piece.n_mat * sizeof *mat);
+    void *scratch = NULL;
+    size_t whole_bytes = hd_format_bytes(t->format, (size_t)t->ne[0] * (size_t)t->ne[1]);
+    bool is_cut = piece_bytes(t, &piece) < whole_bytes;
+    if (is_cut && hd_canon_is_copied(t)) HD_TRY(hd_alloc_large(whole_bytes, &scratch));
+    hd_status s = matrix_pointers(m, t, &piece, scratch, mat);
+    hd_free(scratch);
+    HD_TRY(s);
     struct hd_bound *b = hd_arena_alloc(m->arena, sizeof *b);
     *b = (struct hd_bound){.slot = slot, .layer = layer, .on_host = on_host};
     b->weight = (hd_weight){.format = t->format,
-                            .n_in = (int)t->ne[0],
-                            .n_out = (int)t->ne[1],
-                            .n_mat = n_mat,
+                            .n_in = (int)piece.n_col,
+                            .n_out = (int)piece.n_row,
+                            .n_mat = piece.n_mat,
                             .mat = mat};
     snprintf(b->weight.name, sizeof b->weight.name, "%s", t->name);
     if (dev->ops->prepare) HD_TRY(dev->ops->prepare(dev->ctx, &b->weight));
     *m->bound_end = b; /* only now: release sees what prepare has seen succeed */
     m->bound_end = &b->next;
-    m->weight_bytes += (uint64_t)n_byte * (uint64_t)n_mat;
+    m->weight_bytes += (uint64_t)piece_bytes(t, &piece) * (uint64_t)piece.n_mat;
     *out = &b->weight;
     return HD_OK;
 }
@@ -98,7 +126,7 @@ static hd_status bind_slot(hd_model *m, const hd_slot *slot, int layer, char *ta
     if (!t && slot->is_optional) return HD_OK;
     if (!t) return HD_FAIL(CORRUPT, "tensor %s: expected, found none", name);
     if (slot->kind == HD_SLOT_VECTOR)
-        return bind_vector(m, t, (const float **)(void *)(target + slot->offset));
+        return bind_vector(m, t, slot, (const float **)(void *)(target + slot->offset));
     uint64_t counted = m->weight_bytes;
     HD_TRY(bind_matrix(m, t, slot, layer, (const hd_weight **)(void *)(target + slot->offset)));
     if (is_shared) m->weight_bytes = counted;

@@ -1,0 +1,98 @@
+/* Which part of the hyper-parameters and of each tensor is a rank's, and its collectives. */
+#include "model/shard.h"
+
+#include <inttypes.h>
+
+static hd_status divide(int *n, int n_rank, const char *what) {
+    if (*n % n_rank != 0)
+        return HD_FAIL(INVALID, "%d ranks: %d %s do not divide into equal parts", n_rank, *n, what);
+    *n /= n_rank;
+    return HD_OK;
+}
+
+hd_status hd_hparams_part(const hd_hparams *whole, int n_rank, bool is_expert_parallel,
+                          hd_hparams *out) {
+    hd_hparams hp = *whole;
+    bool has_experts = hp.n_dense_layer < hp.n_layer;
+    int n_expert = hp.n_expert, n_vocab = hp.n_vocab; /* both are whole in the forward pass */
+    int d_shared = hp.n_expert_shared * hp.d_expert;
+    HD_TRY(divide(&hp.n_head, n_rank, "attention heads"));
+    if (!hd_hparams_is_mla(&hp)) HD_TRY(divide(&hp.n_head_kv, n_rank, "key and value heads"));
+    if (hp.n_dense_layer > 0) HD_TRY(divide(&hp.d_ff, n_rank, "values of the feed-forward"));
+    if (has_experts && is_expert_parallel) HD_TRY(divide(&n_expert, n_rank, "experts"));
+    if (has_experts && !is_expert_parallel)
+        HD_TRY(divide(&hp.d_expert, n_rank, "values of an expert"));
+    if (has_experts) HD_TRY(divide(&d_shared, n_rank, "values of the shared expert"));
+    HD_TRY(divide(&n_vocab, n_rank, "rows of the output matrix"));
+    *out = hp;
+    return HD_OK;
+}
+
+static enum hd_cut cut_of(const hd_model *m, const hd_canon_tensor *t, const hd_slot *slot) {
+    bool is_expert = slot->op == HD_OP_moe && t->n_dim > 2;
+    return is_expert && m->opt.is_expert_parallel ? HD_CUT_MATRICES : slot->cut;
+}
+
+/* unit: values that stay together. */
+static hd_status take_part(const hd_model *m, const hd_canon_tensor *t, int64_t unit, int64_t *at,
+                           int64_t *n) {
+    int64_t n_rank = m->opt.comm->n_rank;
+    if (*n % (n_rank * unit) != 0)
+        return HD_FAIL(INVALID,
+                       "tensor %s: %" PRId64 " values do not divide into %d equal parts of whole "
+                       "blocks of %d (%s)",
+                       t->name, *n, (int)n_rank, (int)unit, hd_format_get(t->format)->name);
+    *n /= n_rank;
+    *at = *n * m->opt.comm->rank;
+    return HD_OK;
+}
+
+hd_status hd_shard_piece_of(const hd_model *m, const hd_canon_tensor *t, const hd_slot *slot,
+                            hd_shard_piece *out) {
+    bool is_vector = t->n_dim == 1;
+    int64_t mat0 = 0, n_mat = t->n_dim > 2 ? t->ne[2] : 1;
+    hd_shard_piece p = {.n_row = is_vector ? 1 : t->ne[1], .n_col = t->ne[0]};
+    switch (m->opt.comm ? cut_of(m, t, slot) : HD_CUT_NONE) {
+    case HD_CUT_NONE: break;
+    case HD_CUT_MATRICES: HD_TRY(take_part(m, t, 1, &mat0, &n_mat)); break;
+    case HD_CUT_ROWS:
+        HD_TRY(take_part(m, t, 1, is_vector ? &p.col0 : &p.row0, is_vector ? &p.n_col : &p.n_row));
+        break;
+    case HD_CUT_COLUMNS:
+        HD_TRY(take_part(m, t, hd_format_get(t->format)->block_elems, &p.col0, &p.n_col));
+        break;
+    }
+    p.mat0 = (int)mat0;
+    p.n_mat = (int)n_mat;
+    *out = p;
+    return HD_OK;
+}
+
+/* ---- a forward pass ---- */
+
+hd_status hd_shard_plan(hd_model *m) {
+    if (!m->opt.comm) return HD_OK;
+    size_t n_own = (size_t)(m->hp.n_vocab / m->opt.comm->n_rank);
+    return hd_model_work(m, (size_t)m->opt.n_out_max * n_own, sizeof *m->own_logits,
+                         (void **)&m->own_logits);
+}
+
+int hd_shard_expert0(const hd_model *m) {
+    if (!m->opt.comm || !m->opt.is_expert_parallel) return 0;
+    return m->hp.n_expert / m->opt.comm->n_rank * m->opt.comm->rank;
+}
+
+void hd_shard_sum(hd_model *m, int n_row, float *x) {
+    if (!m->opt.comm) return;
+    HD_RUN(all_reduce, .comm = m->opt.comm, .n = (size_t)n_row * (size_t)m->hp.d_model, .x = x);
+}
+
+float *hd_shard_logits(const hd_model *m, float *logits) {
+    return m->opt.comm ? m->own_logits : logits;
+}
+
+void hd_shard_gather(hd_model *m, int n_out, float *logits) {
+    if (!m->opt.comm) return;
+    HD_RUN(all_gather, .comm = m->opt.comm, .n_row = n_out,
+           .n_each = m->hp.n_vocab / m->opt.comm->n_rank, .part = m->own_logits, .all = logits);
+}

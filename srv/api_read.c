@@ -15,6 +15,7 @@ hd_status hd_api_fail(hd_api_error *e, hd_status s, const char *param, const cha
     snprintf(e->param, sizeof e->param, "%s", param ? param : "");
     e->status = s;
     e->code = NULL;
+    e->retry_s = 0;
     return s;
 }
 

@@ -18,6 +18,7 @@ typedef struct hd_api_error {
     hd_status status;
     char message[512], param[96]; /* param "": null */
     const char *code;             /* NULL: null */
+    int retry_s;                  /* of 429 and 503: after how long to ask again; 0: a second */
 } hd_api_error;
 
 hd_status hd_api_fail(hd_api_error *e, hd_status s, const char *param, const char *fmt, ...)

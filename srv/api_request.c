@@ -204,8 +204,33 @@ static hd_status parse_tenant(const hd_api_in *in, hd_api_request *out) {
                                "\"%.64s\"",
                                name.ptr);
         out->cache_salt = add_salt(out->cache_salt, name);
+        if (i > 0) out->tenant = add_salt(out->tenant, name);
     }
     return HD_OK;
+}
+
+static const char tier_field[] = "service_tier";
+
+static hd_status parse_service(const hd_api_in *in, hd_api_request *out) {
+    int64_t priority = 0;
+    HD_TRY(hd_api_int(in, "priority", INT32_MIN, INT32_MAX, &priority));
+    out->priority = (int)priority;
+    out->service = HD_SERVICE_STANDARD;
+    HD_TRY(hd_api_text(in, tier_field, &out->service_tier));
+    if (out->service_tier.len == 0) return HD_OK;
+    int service = hd_service_find(out->service_tier.ptr);
+    if (service < 0)
+        return hd_api_fail(in->error, HD_E_INVALID, tier_field,
+                           "'%s' must be auto, default, flex, priority or the name of a class "
+                           "(interactive, standard, batch, offline), found \"%.64s\"",
+                           tier_field, out->service_tier.ptr);
+    out->service = (enum hd_service)service;
+    return HD_OK;
+}
+
+enum hd_service hd_api_guess_service(hd_str body) {
+    bool is_named = memmem(body.ptr, body.len, tier_field, sizeof tier_field - 1) != NULL;
+    return is_named ? HD_SERVICE_INTERACTIVE : HD_SERVICE_STANDARD;
 }
 
 static hd_status parse_common(const hd_api_in *in, hd_api_request *out) {
@@ -218,13 +243,12 @@ static hd_status parse_common(const hd_api_in *in, hd_api_request *out) {
         return hd_api_fail(in->error, HD_E_INVALID, "stream_options",
                            "'stream_options' needs 'stream' to be true");
     if (options.object) HD_TRY(hd_api_bool(&options, "include_usage", &out->include_usage));
-    int64_t n = 1, best_of = 0, priority = 0;
+    int64_t n = 1, best_of = 0;
     HD_TRY(hd_api_int(in, "n", 1, HD_API_N_MAX, &n));
     HD_TRY(hd_api_int(in, "best_of", 1, HD_API_N_MAX, &best_of));
     if (best_of > 0 && best_of != n) return unsupported(in, "best_of", "it must be equal to 'n'");
     out->n = (int)n;
-    HD_TRY(hd_api_int(in, "priority", INT32_MIN, INT32_MAX, &priority));
-    out->priority = (int)priority;
+    HD_TRY(parse_service(in, out));
     HD_TRY(parse_sampling(in, out));
     HD_TRY(parse_lengths(in, out));
     HD_TRY(parse_tenant(in, out));

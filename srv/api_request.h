@@ -62,9 +62,16 @@ typedef struct hd_api_request {
     int32_t *stop_token; /* [n_stop_token] */
     size_t n_stop_token;
     bool ignore_eos;
+    enum hd_service service;
+    hd_str service_tier; /* as asked; empty: not said */
     int priority;
     uint64_t cache_salt;
+    uint64_t tenant; /* of user_id and user; 0: neither */
 } hd_api_request;
+
+/* The class of a body that is not parsed yet: the default's where it names none, else the most
+ * urgent one. */
+enum hd_service hd_api_guess_service(hd_str body);
 
 /* Names of DeepSeek's API that mean the served model, whatever it is called. */
 typedef struct hd_model_alias {

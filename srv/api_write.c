@@ -279,6 +279,10 @@ static void head(hd_json *j, const hd_generation *g, const char *object) {
     hd_json_str_c(j, g->model);
     hd_json_key(j, "system_fingerprint");
     hd_json_str_c(j, fingerprint);
+    if (g->request.service_tier.len == 0) return;
+    hd_json_key(j, "service_tier"); /* auto is what it became */
+    hd_json_str_c(j, hd_str_eq_c(g->request.service_tier, "auto") ? "default"
+                                                                  : g->request.service_tier.ptr);
 }
 
 /* One call: whole, or the parts of it that one delta of a stream has. */

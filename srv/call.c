@@ -124,8 +124,10 @@ void hd_reply_error(hd_reply *r, const hd_api_error *e) {
     r->code = hd_status_http(e->status);
     r->content_type = "application/json";
     hd_error_json(&r->body, e);
-    if (r->code == 429 || r->code == 503) hd_buf_add_c(&r->headers, "Retry-After: 1\r\n");
-    if (r->code == 501) hd_buf_add_c(&r->headers, "X-Should-Retry: false\r\n"); /* OpenAI's SDKs */
+    if (r->code == 429 || r->code == 503)
+        hd_buf_addf(&r->headers, "Retry-After: %d\r\n", e->retry_s > 0 ? e->retry_s : 1);
+    if (r->code == 501 || r->code == 504)
+        hd_buf_add_c(&r->headers, "X-Should-Retry: false\r\n"); /* OpenAI's SDKs */
     if (r->code == 401) hd_buf_add_c(&r->headers, "WWW-Authenticate: Bearer\r\n");
 }
 

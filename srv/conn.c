@@ -380,7 +380,7 @@ static bool accept_head(hd_call *call) {
             hd_reply_loading(&call->reply);
             return false;
         }
-        bool is_work = call->route->kind == HD_ROUTE_POOL;
+        bool is_work = call->route->kind != HD_ROUTE_HERE;
         if (is_work && (state == HD_SERVER_DRAINING || state == HD_SERVER_FAILED)) {
             hd_reply_status(&call->reply, HD_E_UNAVAILABLE,
                             state == HD_SERVER_DRAINING ? "the server is shutting down"
@@ -407,6 +407,10 @@ static void dispatch(hd_conn *c) {
     }
     if (call->route->kind == HD_ROUTE_HERE) {
         call->route->handle(call);
+        hd_conn_reply(c);
+        return;
+    }
+    if (call->route->kind == HD_ROUTE_ENGINE && !hd_generation_may_start(call)) {
         hd_conn_reply(c);
         return;
     }

@@ -228,7 +228,10 @@ static hd_status submit_one(hd_generation *g, hd_choice *ch) {
     r.ignore_eos = q->ignore_eos;
     r.is_chat = q->kind == HD_API_CHAT;
     r.keep_special = q->keep_special;
+    r.service = q->service;
     r.priority = q->priority;
+    r.tenant = q->tenant;
+    r.deadline_ns = g->deadline_ns;
     r.cache_salt = q->cache_salt;
     r.on_event = on_event;
     r.user = ch;
@@ -240,15 +243,21 @@ static hd_status submit_one(hd_generation *g, hd_choice *ch) {
     return s;
 }
 
+static hd_status fail_busy(const hd_engine *engine, enum hd_service service, hd_api_error *e) {
+    hd_api_fail_last(e, HD_E_BUSY, NULL);
+    e->code = "rate_limit_exceeded";
+    e->retry_s = hd_engine_retry_s(engine, service);
+    return HD_E_BUSY;
+}
+
 static hd_status submit_all(hd_generation *g, hd_api_error *e) {
+    const hd_api_request *q = &g->request;
     g->n_open = g->n_choice;
     for (int i = 0; i < g->n_choice; i++) {
         hd_status s = submit_one(g, &g->choice[i]);
         if (s == HD_OK) continue;
         if (s == HD_E_CONTEXT) return fail_context(g, hd_error_text(), e);
-        hd_api_fail_last(e, s, NULL);
-        if (s == HD_E_BUSY) e->code = "rate_limit_exceeded";
-        return s;
+        return s == HD_E_BUSY ? fail_busy(g->engine, q->service, e) : hd_api_fail_last(e, s, NULL);
     }
     return HD_OK;
 }
@@ -272,6 +281,32 @@ static void ignore_sampling(hd_generation *g) {
     if (s->top_p < top_p_min) s->top_p = top_p_min;
 }
 
+/* How long the answer is of use, from the arrival of the request. */
+static hd_status read_deadline(hd_generation *g, hd_api_error *e) {
+    static const char name[] = "x-hadal-deadline-ms";
+    enum { MS_MAX = 86400000 };
+    hd_str v = hd_http_get(&g->call->head, name);
+    if (!v.ptr) return HD_OK;
+    int64_t ms = 0;
+    for (size_t i = 0; i < v.len && ms <= MS_MAX; i++)
+        ms = v.ptr[i] >= '0' && v.ptr[i] <= '9' ? ms * 10 + (v.ptr[i] - '0') : MS_MAX + 1;
+    if (ms < 1 || ms > MS_MAX)
+        return hd_api_fail(e, HD_E_INVALID, name,
+                           "the header '%s' must be a number of milliseconds from 1 to %d, found "
+                           "\"%.*s\"",
+                           name, MS_MAX, (int)(v.len < 64 ? v.len : 64), v.ptr);
+    g->deadline_ns = g->call->start_ns + ms * 1000000;
+    return HD_OK;
+}
+
+/* Before the prompt is rendered and tokenized, which costs the most. */
+static hd_status check_admission(const hd_generation *g, hd_api_error *e) {
+    hd_status s = hd_engine_admits(g->engine, g->request.service);
+    if (s == HD_OK) return HD_OK;
+    return s == HD_E_BUSY ? fail_busy(g->engine, g->request.service, e)
+                          : hd_api_fail_last(e, s, NULL);
+}
+
 static hd_status prepare(hd_generation *g, enum hd_api_kind kind, hd_api_error *e) {
     hd_call *c = g->call;
     hd_sampling defaults;
@@ -279,7 +314,9 @@ static hd_status prepare(hd_generation *g, enum hd_api_kind kind, hd_api_error *
     HD_TRY(hd_api_parse(kind, hd_buf_str(&c->body), &defaults, c->arena, &g->request, e));
     hd_buf_fini(&c->body); /* everything needed was copied */
     name_answer(g);
+    HD_TRY(read_deadline(g, e));
     HD_TRY(resolve_model(g, e));
+    HD_TRY(check_admission(g, e));
     HD_TRY(check_tokens(g, e));
     hd_chat_start answer = {0};
     HD_TRY(render_prompts(g, &answer, e));
@@ -302,6 +339,17 @@ static void start(hd_call *c, enum hd_api_kind kind) {
     hd_reply_error(&c->reply, &e);
     if (g->n_open == 0) hd_metric_add(HD_M_REJECTED, 1); /* the engine counts what it refuses */
     hd_generation_cancel(g); /* choices that were submitted before one was refused */
+}
+
+bool hd_generation_may_start(hd_call *c) {
+    const hd_engine *engine = atomic_load(&c->server->engine);
+    enum hd_service service = hd_api_guess_service(hd_buf_str(&c->body));
+    if (hd_engine_admits(engine, service) != HD_E_BUSY) return true;
+    hd_api_error e = {0};
+    fail_busy(engine, service, &e);
+    hd_reply_error(&c->reply, &e);
+    hd_metric_add(HD_M_REJECTED, 1);
+    return false;
 }
 
 void hd_handle_chat(hd_call *c) { start(c, HD_API_CHAT); }

@@ -75,10 +75,10 @@ typedef struct hd_generation {
     hd_call *call;
     hd_engine *engine;
     hd_api_request request;
-    char id[48]; /* "chatcmpl-..." */
-    int64_t created_s;
-    const char *model;     /* as the client called it */
-    hd_token_list *prompt; /* [n_prompt] */
+    char id[48];                    /* "chatcmpl-..." */
+    int64_t created_s, deadline_ns; /* deadline: 0: none */
+    const char *model;              /* as the client called it */
+    hd_token_list *prompt;          /* [n_prompt] */
     size_t n_prompt;
     hd_choice *choice; /* [n_choice] */
     int n_choice, n_open;
@@ -91,6 +91,9 @@ typedef struct hd_generation {
     char failure_text[256];
 } hd_generation;
 
+/* Before anything is done for it, on its reactor: false when the engine would refuse it whatever it
+ * holds; then c->reply says so. */
+bool hd_generation_may_start(hd_call *c);
 /* The call has news; on its reactor. */
 void hd_generation_attend(hd_call *c);
 /* Ends the answer with an error and cancels; on its reactor. */

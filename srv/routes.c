@@ -7,12 +7,12 @@
 
 static const hd_route rows[] = {
     /* method, path, where, key, engine, quiet, handler */
-    {"POST", "/v1/chat/completions", HD_ROUTE_POOL, true, true, false, hd_handle_chat},
-    {"POST", "/chat/completions", HD_ROUTE_POOL, true, true, false, hd_handle_deepseek_chat},
-    {"POST", "/beta/chat/completions", HD_ROUTE_POOL, true, true, false, hd_handle_deepseek_chat},
-    {"POST", "/v1/completions", HD_ROUTE_POOL, true, true, false, hd_handle_completion},
-    {"POST", "/completions", HD_ROUTE_POOL, true, true, false, hd_handle_completion},
-    {"POST", "/beta/completions", HD_ROUTE_POOL, true, true, false, hd_handle_completion},
+    {"POST", "/v1/chat/completions", HD_ROUTE_ENGINE, true, true, false, hd_handle_chat},
+    {"POST", "/chat/completions", HD_ROUTE_ENGINE, true, true, false, hd_handle_deepseek_chat},
+    {"POST", "/beta/chat/completions", HD_ROUTE_ENGINE, true, true, false, hd_handle_deepseek_chat},
+    {"POST", "/v1/completions", HD_ROUTE_ENGINE, true, true, false, hd_handle_completion},
+    {"POST", "/completions", HD_ROUTE_ENGINE, true, true, false, hd_handle_completion},
+    {"POST", "/beta/completions", HD_ROUTE_ENGINE, true, true, false, hd_handle_completion},
     {"POST", "/tokenize", HD_ROUTE_POOL, true, true, false, hd_handle_tokenize},
     {"POST", "/detokenize", HD_ROUTE_POOL, true, true, false, hd_handle_detokenize},
     {"POST", "/apply-template", HD_ROUTE_POOL, true, true, false, hd_handle_apply_template},

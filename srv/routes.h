@@ -5,8 +5,9 @@
 #include "srv/call.h"
 
 enum hd_route_kind {
-    HD_ROUTE_HERE, /* answered on the reactor: no waiting, no long computing */
-    HD_ROUTE_POOL  /* parsed and prepared by the pool */
+    HD_ROUTE_HERE,  /* answered on the reactor: no waiting, no long computing */
+    HD_ROUTE_POOL,  /* parsed and prepared by the pool */
+    HD_ROUTE_ENGINE /* the same, for the engine: refused at once when it takes no more */
 };
 
 typedef struct hd_route {

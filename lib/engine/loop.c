@@ -133,7 +133,6 @@ hd_status hd_loop_submit(hd_loop *l, const hd_request *r, uint64_t *id) {
 hd_status hd_loop_admits(const hd_loop *l, enum hd_service service) {
     hd_inbox_ask ask = {.service = service, .n_prompt = 1};
     hd_status s = hd_inbox_would_reserve(l->inbox, &ask);
-    if (s != HD_OK) count(l, HD_M_REJECTED, 1);
     if (s == HD_E_BUSY) count(l, HD_M_CLASS_REFUSED + service, 1);
     return s;
 }

@@ -2,10 +2,10 @@
  *
  * Start-time fair queueing (Goyal, Vin and Cheng 1996). Work is in nanoseconds of the device. A
  * request's start tag is S = max(v, F), F its tenant's last finish tag, which becomes S + work; v,
- * the virtual time, is the start tag of the request last served. So S - v is what the tenant has
- * asked for and not had yet: 0 for one that asks for no more than it gets. A tenant with F <= v is
- * like one never seen, so the table needs room only for those with work waiting; when it is full,
- * the one nearest to v is forgotten.
+ * the virtual time, is the start tag of the request last served. Served in order of their tags,
+ * tenants that always ask for more get the same work, and S - v is what a tenant has asked for and
+ * not had yet. A tenant with F <= v is like one never seen, so the table needs room only for those
+ * with work waiting; when it is full, the one nearest to v is forgotten.
  *
  * Owner: the scheduler. Nothing allocates. */
 #ifndef HD_SCHED_FAIR_H
@@ -24,12 +24,8 @@ typedef struct hd_fair {
     int64_t last; /* largest finish tag */
 } hd_fair;
 
-typedef struct hd_fair_tag {
-    int64_t start;   /* for hd_fair_served */
-    int64_t debt_ns; /* time that other tenants' shares take before it is this request's turn */
-} hd_fair_tag;
-
-hd_fair_tag hd_fair_ask(hd_fair *f, uint64_t tenant, int64_t work_ns);
+/* The request's start tag: its place on the clock that `now` is, too. */
+int64_t hd_fair_ask(hd_fair *f, uint64_t tenant, int64_t work_ns);
 void hd_fair_served(hd_fair *f, int64_t start);
 /* Nothing waits any more: nobody owes anything. */
 void hd_fair_idle(hd_fair *f);

@@ -7,6 +7,9 @@
 
 #include "base/service.h"
 
+/* One admission in so many belongs to who is longest overdue. */
+enum { HD_PACE_AGED_EVERY = 4 };
+
 typedef struct hd_pace {
     int64_t tok_ns; /* device time of one waiting prompt token, counting those that will be reused;
                        0: nothing is known */
@@ -23,8 +26,9 @@ typedef struct hd_line {
 } hd_line;
 
 /* Predicted time until a request of class c that came now would be admitted and those ahead of it
- * computed: (tokens ahead * tok_ns + ends needed * seq_ns) / (1 - load of more urgent classes), as
- * of a priority queue (Cobham 1954); ageing leaves at least a part in 4 to each class. */
+ * computed: work / (1 - load of more urgent classes), as of a priority queue (Cobham 1954), the
+ * work being the tokens ahead * tok_ns + the ends needed * seq_ns; or, if that is less, what ageing
+ * gives: the whole line's work at one admission in HD_PACE_AGED_EVERY. */
 int64_t hd_pace_wait_ns(const hd_pace *p, const hd_line *l, enum hd_service c);
 
 #endif

@@ -73,21 +73,21 @@ void hd_sched_rank(hd_sched *s, hd_seq *q) {
     if (s->expiry_ns > expiry_ns) s->expiry_ns = expiry_ns;
     if (hd_sched_knows(s)) hd_forecast_add(&s->forecast, q->service, work_ns, q->submitted_ns);
     if (s->c.policy == HD_SCHED_FCFS) return;
-    hd_fair_tag tag = hd_fair_ask(&s->fair, q->tenant, work_ns);
-    q->fair_start = tag.start;
+    q->fair_start = hd_fair_ask(&s->fair, q->tenant, work_ns);
     q->bucket = bucket_of(s, q, work_ns);
     int priority = q->priority;
     if (priority > PRIORITY_MAX) priority = PRIORITY_MAX;
     if (priority < -PRIORITY_MAX) priority = -PRIORITY_MAX;
-    q->due_ns = q->submitted_ns + s->target[q->bucket].ttft_ns + tag.debt_ns +
-                priority * s->target[q->service].ttft_ns;
+    q->due_ns =
+        q->submitted_ns + s->target[q->bucket].ttft_ns + priority * s->target[q->service].ttft_ns;
     int64_t latest_ns = q->deadline_ns - work_ns;
     if (q->deadline_ns > 0 && q->due_ns > latest_ns) q->due_ns = latest_ns;
+    q->turn_ns = q->fair_start + (q->due_ns - q->submitted_ns);
 }
 
 hd_seq *hd_sched_aged(const hd_sched *s, int64_t now_ns) {
-    if (s->c.policy == HD_SCHED_FCFS || s->n_since_aged < HD_SCHED_AGED_EVERY - 1) return NULL;
-    hd_seq *worst = NULL; /* the first of a bucket is due first */
+    if (s->c.policy == HD_SCHED_FCFS || s->n_since_aged < HD_PACE_AGED_EVERY - 1) return NULL;
+    hd_seq *worst = NULL; /* who is first in a bucket stands for it */
     for (int k = 0; k < HD_BUCKET_COUNT; k++) {
         hd_seq *q = s->queue[k].head;
         if (q && q->due_ns < now_ns && (!worst || q->due_ns < worst->due_ns)) worst = q;

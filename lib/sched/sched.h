@@ -18,10 +18,11 @@
  * step is committed or abandoned. Pages are shared once their tokens are known.
  *
  * Policy (docs/adr/0007-rank-and-profile.md). Every sequence has a rank, given at submission:
- * (bucket, due time, order), least first. The bucket is its service class, or the first behind it
- * whose target a prompt that long can keep; it is due at submission + its class's target, earlier
- * for a deadline or a negative priority, later for a positive one and by what its tenant is ahead
- * of its fair share. First come, first served is the same with the rank (0, 0, order).
+ * (bucket, due time on the fair clock, order), least first. The bucket is its service class, or the
+ * first behind it whose target a prompt that long can keep; it is due at submission + the bucket's
+ * target, earlier for a deadline or a negative priority, later for a positive one. The fair clock
+ * (sched/fair.h) stands still for a tenant that has already asked for more than its share. First
+ * come, first served is the same with the rank (0, 0, order).
  *
  * Decoding sequences come first, one row each; then prompt chunks in order of rank, as many rows as
  * the token budget has and, when step times are known, as keep the step's predicted P95 within the
@@ -33,9 +34,9 @@
  * and beyond them what the running sequences will take over a horizon of next tokens, which grows
  * with each preemption and shrinks as sequences end: so that preemption does not thrash. A sequence
  * blocked by pages blocks those behind it, but may take the place of one in a later bucket. One
- * admission in AGED_EVERY belongs to the sequence that is longest overdue, in whatever bucket; it
- * counts as most urgent from then on: so every bucket's wait is bounded. The step that admits a
- * sequence computes rows of it.
+ * admission in HD_PACE_AGED_EVERY belongs to the sequence that is longest overdue, in whatever
+ * bucket; it counts as most urgent from then on: so every bucket's wait is bounded. The step that
+ * admits a sequence computes rows of it.
  *
  * A decoding sequence that finds no page preempts, among those behind it in the last bucket, the
  * one whose recomputation costs least for each page it frees, itself if there is none: the first
@@ -70,9 +71,6 @@ typedef struct hd_sched hd_sched;
 typedef struct hd_seq hd_seq;
 
 enum hd_sched_policy { HD_SCHED_PRIORITY, HD_SCHED_FCFS };
-
-/* One admission in so many belongs to who is longest overdue. */
-enum { HD_SCHED_AGED_EVERY = 4 };
 
 typedef struct hd_sched_config {
     enum hd_sched_policy policy;

@@ -31,9 +31,10 @@ struct hd_seq {
     int64_t submitted_ns, deadline_ns;
     /* The rank, with the order of submission. */
     int bucket;
-    int64_t due_ns;
+    int64_t turn_ns; /* its due time on the fair clock */
     uint64_t order;
-    int64_t fair_start; /* hd_fair_tag.start */
+    int64_t due_ns;     /* when its first token is due */
+    int64_t fair_start; /* of hd_fair_ask */
     int64_t prompt_ns;  /* predicted time of its prompt alone; 0: unknown */
     enum hd_seq_state state;
     int n_prompt, n_tok;
@@ -100,7 +101,7 @@ static inline int hd_sched_min(int a, int b) { return a < b ? a : b; }
 /* The order of rank. */
 static inline bool hd_sched_is_before(const hd_seq *a, const hd_seq *b) {
     if (a->bucket != b->bucket) return a->bucket < b->bucket;
-    return a->due_ns < b->due_ns || (a->due_ns == b->due_ns && a->order < b->order);
+    return a->turn_ns < b->turn_ns || (a->turn_ns == b->turn_ns && a->order < b->order);
 }
 /* The next waiting sequence by rank after q (NULL: the first). */
 hd_seq *hd_sched_next_waiting(const hd_sched *s, const hd_seq *q);

@@ -37,7 +37,9 @@ typedef struct stub_request {
     int32_t prompt[64];
     int n_prompt, n_generated, max_tokens, min_tokens, n_stop, priority;
     hd_sampling sampling;
-    uint64_t cache_salt;
+    uint64_t cache_salt, tenant;
+    enum hd_service service;
+    int64_t deadline_ns;
     bool is_open, must_cancel, must_stop, refused; /* refused: on_event said no */
     bool is_telling;                               /* an event is being told, by whichever thread */
 } stub_request;
@@ -50,6 +52,8 @@ struct hd_engine {
     stub_request r[STUB_MAX];
     int n, n_open, n_cancelled, n_stopped;
     int echo_tokens;   /* > 0: each request is answered at once with that many 'x' */
+    bool is_full;      /* nothing of class standard or later is admitted */
+    int n_asked;       /* calls of hd_engine_admits */
     int busy_after;    /* submissions that are taken before HD_E_BUSY; -1: all */
     int64_t submit_ns; /* how long a submission takes */
     float temperature; /* the model's suggestion */
@@ -247,6 +251,9 @@ hd_status hd_request_submit(hd_engine *e, const hd_request *q, uint64_t *id) {
                             .priority = q->priority,
                             .sampling = q->sampling,
                             .cache_salt = q->cache_salt,
+                            .tenant = q->tenant,
+                            .service = q->service,
+                            .deadline_ns = q->deadline_ns,
                             .is_open = true};
         memcpy(r->prompt, q->prompt,
                (size_t)(q->n_prompt < 64 ? q->n_prompt : 64) * sizeof *r->prompt);
@@ -256,6 +263,20 @@ hd_status hd_request_submit(hd_engine *e, const hd_request *q, uint64_t *id) {
     }
     pthread_mutex_unlock(&e->mu);
     return s;
+}
+
+hd_status hd_engine_admits(const hd_engine *engine, enum hd_service service) {
+    hd_engine *e = (hd_engine *)(uintptr_t)engine;
+    pthread_mutex_lock(&e->mu);
+    bool refuses = e->is_full && service >= HD_SERVICE_STANDARD;
+    e->n_asked++;
+    pthread_mutex_unlock(&e->mu);
+    return refuses ? HD_FAIL(BUSY, "the queue is full") : HD_OK;
+}
+
+int hd_engine_retry_s(const hd_engine *e, enum hd_service service) {
+    (void)e;
+    return 7 + (int)service;
 }
 
 void hd_request_cancel(hd_engine *e, uint64_t id) {

@@ -70,7 +70,9 @@ static void every_chat_field(void **state) {
         "\"frequency_penalty\":2,\"repetition_penalty\":1.5,\"logit_bias\":{\"7\":-100,\"8\":1.5},"
         "\"seed\":-1,\"logprobs\":true,\"top_logprobs\":20,\"thinking\":{\"type\":\"enabled\"},"
         "\"chat_template_kwargs\":{\"thinking\":false,\"other\":1},\"reasoning_effort\":\"high\","
-        "\"response_format\":{\"type\":\"text\"},\"user\":\"u\",\"cache_salt\":\"s\",\"priority\":-"
+        "\"response_format\":{\"type\":\"text\"},\"user\":\"u\",\"cache_salt\":\"s\",\"service_"
+        "tier\":"
+        "\"batch\",\"priority\":-"
         "5,"
         "\"ignore_eos\":true,\"stop_token_ids\":[1,2],\"skip_special_tokens\":false,"
         "\"include_stop_str_in_output\":true,\"return_token_ids\":true,\"tools\":[],\"tool_"
@@ -101,6 +103,8 @@ static void every_chat_field(void **state) {
     assert_int_equal(q.sampling.n_top_logprob, 20);
     assert_int_equal(q.thinking, HD_API_THINK_ON);
     assert_int_equal(q.priority, -5);
+    assert_int_equal(q.service, HD_SERVICE_BATCH);
+    assert_true(q.tenant != 0 && q.tenant != q.cache_salt);
     assert_true(q.ignore_eos && q.keep_special && q.include_stop && q.return_token_ids);
     assert_int_equal(q.n_stop_token, 2);
     assert_true(q.cache_salt != 0);
@@ -276,6 +280,8 @@ static void wrong_types_and_ranges(void **state) {
         {T, TEXT("\"response_format\":{\"type\":\"odd\"}"), HD_E_INVALID, "response_format.type"},
         {C, CHAT("\"continue_final_message\":true"), HD_E_INVALID, "continue_final_message"},
         {C, CHAT("\"priority\":\"high\""), HD_E_INVALID, "priority"},
+        {C, CHAT("\"service_tier\":\"scale\""), HD_E_INVALID, "service_tier"},
+        {C, CHAT("\"service_tier\":1"), HD_E_INVALID, "service_tier"},
         {C, CHAT("\"user_id\":\"a b\""), HD_E_INVALID, "user_id"},
         {C, CHAT("\"user_id\":\"\\u00e9\""), HD_E_INVALID, "user_id"},
         {T, "{}", HD_E_INVALID, "prompt"},

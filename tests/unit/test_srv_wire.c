@@ -609,10 +609,58 @@ static void refusals_name_the_reason(void **state) {
     w->engine->busy_after = 1;
     answer a = ask(w->port, post_text("/v1/completions", "", "{\"prompt\":\"p\",\"n\":2}"));
     assert_int_equal(a.code, 429);
-    assert_string_equal(header(&a, "Retry-After"), "1");
+    assert_string_equal(header(&a, "Retry-After"), "8");
     drop_answer(&a);
     assert_int_equal(stub_await(w->engine, &w->engine->n_open, 0), 0);
     assert_int_equal(w->engine->n_cancelled, 1);
+}
+
+/* A full engine: refused before the body is read, unless it names a class; a more urgent one is
+ * taken. */
+static void full_engine_takes_the_urgent(void **state) {
+    world *w = *state;
+    start(w);
+    w->engine->is_full = true;
+    answer a = ask(w->port, post_text("/v1/completions", "", "not even JSON"));
+    assert_int_equal(a.code, 429);
+    assert_string_equal(header(&a, "Retry-After"), "8");
+    assert_non_null(strstr(text_of(&a), "rate_limit_exceeded"));
+    drop_answer(&a);
+    assert_int_equal(w->engine->n_asked, 1);
+    a = ask(w->port,
+            post_text("/v1/completions", "", "{\"prompt\":\"p\",\"service_tier\":\"flex\"}"));
+    assert_int_equal(a.code, 429);
+    assert_string_equal(header(&a, "Retry-After"), "9");
+    drop_answer(&a);
+    a = ask(w->port, post_text("/v1/completions", "", "{\"prompt\":\"p\",\"service_tier\":\"x\"}"));
+    assert_int_equal(a.code, 400);
+    assert_non_null(strstr(text_of(&a), "\"param\":\"service_tier\""));
+    drop_answer(&a);
+    assert_int_equal(w->engine->n, 0);
+    hd_buf b;
+    hd_buf_init(&b, 1 << 20);
+    int fd = dial(w->port);
+    put(fd, post_text("/v1/completions", "X-Hadal-Deadline-Ms: 60000\r\n",
+                      "{\"prompt\":\"p\",\"service_tier\":\"priority\",\"user\":\"u\"}"));
+    stub_await(w->engine, &w->engine->n, 1);
+    const stub_request *r = w->engine->r;
+    assert_int_equal(r->service, HD_SERVICE_INTERACTIVE);
+    assert_true(r->tenant != 0);
+    int64_t left_ns = r->deadline_ns - hd_now_ns();
+    assert_true(left_ns > 0 && left_ns <= INT64_C(60000000000));
+    stub_text(w->engine, 0, "abc");
+    stub_finish(w->engine, 0, HD_FINISH_STOP);
+    a = take_answer(fd, &b, false);
+    assert_int_equal(a.code, 200);
+    assert_non_null(strstr(text_of(&a), "\"service_tier\":\"priority\""));
+    drop_answer(&a);
+    a = ask(w->port, post_text("/v1/completions", "X-Hadal-Deadline-Ms: 1e3\r\n",
+                               "{\"prompt\":\"p\",\"service_tier\":\"priority\"}"));
+    assert_int_equal(a.code, 400);
+    assert_non_null(strstr(text_of(&a), "x-hadal-deadline-ms"));
+    drop_answer(&a);
+    hd_buf_fini(&b);
+    close(fd);
 }
 
 static void engine_errors(void **state) {
@@ -966,6 +1014,7 @@ int main(void) {
         TEST(a_chat_streamed),
         TEST(choices_of_several_prompts),
         TEST(refusals_name_the_reason),
+        TEST(full_engine_takes_the_urgent),
         TEST(engine_errors),
         TEST(silence_is_filled_with_comments),
         TEST(waiting_is_filled_with_blank_lines),

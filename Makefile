@@ -5,7 +5,7 @@ PORT ?= 8080
 HOST ?= 127.0.0.1
 ARGS ?=
 
-.PHONY: help run build test gpu-test check sanitize fuzz tidy fmt fmt-check bench clean
+.PHONY: help run build test gpu-test check sanitize seeds fuzz tidy fmt fmt-check bench clean
 
 help:
 	@echo "make run     build and serve the embedded model: page and API on http://$(HOST):$(PORT)/"
@@ -57,6 +57,13 @@ fuzz:
 	        build/fuzz/new/$$name tests/fuzz/corpus/$$name || exit 1; \
 	done
 
+# More seeds of the simulations than make test has; from FIRST_SEED on.
+FIRST_SEED ?= 10000
+seeds: test
+	./build/release/tests/test_sim $(FIRST_SEED) 5000
+	./build/release/tests/test_sim_loop $(FIRST_SEED) 2000
+	./build/release/tests/test_sim_load $(FIRST_SEED) 500
+
 tidy:
 	@tools/setup.sh check
 	@cmake --preset clang >/dev/null && cmake --build --preset clang -j $(JOBS)
@@ -70,7 +77,7 @@ fmt-check:
 	@tools/setup.sh check
 	@git ls-files '*.c' '*.h' | xargs clang-format --dry-run -Werror
 
-check: test fmt-check tidy sanitize fuzz
+check: test fmt-check tidy sanitize seeds fuzz
 
 bench: build
 	./build/release/hadal bench $(ARGS)

@@ -78,7 +78,7 @@ static hd_status refuse_busy(const hd_inbox *x, const hd_inbox_ask *a) {
         return HD_FAIL(BUSY,
                        "the queue is full: %lld prompt tokens wait and %d are asked, %lld may",
                        (long long)x->waiting_tok, a->n_prompt, (long long)l->waiting_tok_max);
-    int64_t wait_ns = hd_pace_wait_ns(&x->pace, &x->line, a->service);
+    int64_t wait_ns = hd_pace_wait_ns(&x->pace, &x->line, a->service, a->tenant);
     int64_t max_ns = l->wait_max_ns[a->service];
     if (max_ns > 0 && wait_ns > max_ns)
         return HD_FAIL(BUSY,
@@ -97,12 +97,11 @@ static hd_status refuse(const hd_inbox *x, const hd_inbox_ask *a) {
     return x->closed ? HD_FAIL(UNAVAILABLE, "%s", x->closed) : refuse_busy(x, a);
 }
 
-static void join_line(hd_inbox *x, enum hd_service c, int n, int n_prompt) {
-    x->line.n[c] += n;
-    x->line.tok[c] += n_prompt;
-    x->n_waiting += n;
-    x->waiting_tok += n_prompt;
-    HD_DASSERT(x->line.n[c] >= 0 && x->line.tok[c] >= 0);
+static void join_line(hd_inbox *x, const hd_inbox_ask *a, int n_req) {
+    hd_line_add(&x->line, a->service, a->tenant, a->n_prompt, n_req);
+    x->n_waiting += n_req;
+    x->waiting_tok += (int64_t)n_req * a->n_prompt;
+    HD_DASSERT(x->n_waiting >= 0 && x->waiting_tok >= 0);
 }
 
 hd_status hd_inbox_would_reserve(hd_inbox *x, const hd_inbox_ask *a) {
@@ -118,7 +117,7 @@ hd_status hd_inbox_reserve(hd_inbox *x, const hd_inbox_ask *a, uint64_t *id) {
     if (s == HD_OK) {
         int slot = x->free_slot[--x->n_free];
         *id = ++x->serial * (uint64_t)x->n_slot + (uint64_t)slot;
-        join_line(x, a->service, 1, a->n_prompt);
+        join_line(x, a, 1);
         if (atomic_load(&x->n_live) == 0) atomic_store(&x->busy_since, a->now_ns);
         atomic_fetch_add(&x->n_live, 1);
     }
@@ -128,7 +127,7 @@ hd_status hd_inbox_reserve(hd_inbox *x, const hd_inbox_ask *a, uint64_t *id) {
 
 int64_t hd_inbox_wait_ns(hd_inbox *x, enum hd_service c, int64_t *retry_ns) {
     pthread_mutex_lock(&x->lock);
-    int64_t wait_ns = hd_pace_wait_ns(&x->pace, &x->line, c);
+    int64_t wait_ns = hd_pace_wait_ns(&x->pace, &x->line, c, 0);
     int64_t max_ns = x->limits.wait_max_ns[c];
     *retry_ns = x->pace.seq_ns; /* until a place in the line is free */
     if (max_ns > 0 && wait_ns - max_ns > *retry_ns) *retry_ns = wait_ns - max_ns;
@@ -144,7 +143,7 @@ static void free_slot(hd_inbox *x, uint64_t id) {
 
 void hd_inbox_forsake(hd_inbox *x, uint64_t id, const hd_inbox_ask *a) {
     pthread_mutex_lock(&x->lock);
-    join_line(x, a->service, -1, -a->n_prompt);
+    join_line(x, a, -1);
     free_slot(x, id);
     atomic_fetch_sub(&x->n_live, 1);
     pthread_mutex_unlock(&x->lock);
@@ -205,9 +204,10 @@ bool hd_inbox_pop(hd_inbox *x, hd_inbox_message *out) {
     return found;
 }
 
-void hd_inbox_left(hd_inbox *x, enum hd_service c, int n_prompt) {
+void hd_inbox_left(hd_inbox *x, const hd_job *j) {
+    hd_inbox_ask a = {.service = j->service, .tenant = j->tenant, .n_prompt = j->n_prompt};
     pthread_mutex_lock(&x->lock);
-    join_line(x, c, -1, -n_prompt);
+    join_line(x, &a, -1);
     pthread_mutex_unlock(&x->lock);
 }
 

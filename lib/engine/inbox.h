@@ -24,6 +24,7 @@ int hd_inbox_n_slot(const hd_inbox *x); /* jobs alive at most */
 
 typedef struct hd_inbox_ask {
     enum hd_service service;
+    uint64_t tenant;
     int n_prompt;
     int64_t now_ns, deadline_ns; /* 0: none */
 } hd_inbox_ask;
@@ -54,7 +55,7 @@ typedef struct hd_inbox_message {
 } hd_inbox_message;
 bool hd_inbox_pop(hd_inbox *x, hd_inbox_message *out); /* false: empty */
 /* A job left the waiting line (admitted, or ended before that). */
-void hd_inbox_left(hd_inbox *x, enum hd_service c, int n_prompt);
+void hd_inbox_left(hd_inbox *x, const hd_job *j);
 /* A job has ended; its last event is yet to be told. */
 void hd_inbox_ended(hd_inbox *x);
 /* How the line moves; n_room is added to its bound. */

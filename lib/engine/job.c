@@ -22,6 +22,7 @@ hd_status hd_job_new(const hd_job_spec *spec, hd_job **out) {
     j->submitted_ns = spec->now_ns;
     j->n_prompt = r->n_prompt;
     j->service = r->service;
+    j->tenant = r->tenant;
     j->n_new_max = spec->n_new_max;
     j->n_new_min = r->min_tokens;
     int n_end = spec->n_end_token + (r->is_chat ? spec->n_chat_end_token : 0);

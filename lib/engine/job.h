@@ -17,6 +17,7 @@ typedef struct hd_job {
     hd_stream *stop; /* matches stop strings; NULL: there are none */
     int n_prompt, n_new_max, n_new_min;
     enum hd_service service;
+    uint64_t tenant;
     int32_t *end_token; /* [n_end_token] eos and stop tokens */
     int n_end_token;
     hd_event_fn on_event;

@@ -101,6 +101,7 @@ hd_status hd_loop_submit(hd_loop *l, const hd_request *r, uint64_t *id) {
     if (s == HD_OK && r->n_stop > 0 && !l->c.tokenizer)
         s = HD_FAIL(UNSUPPORTED, "stop strings need a tokenizer; the model has none");
     hd_inbox_ask ask = {.service = r->service,
+                        .tenant = r->tenant,
                         .n_prompt = r->n_prompt,
                         .now_ns = now_ns,
                         .deadline_ns = r->deadline_ns};
@@ -175,7 +176,7 @@ static void end_job(hd_loop *l, hd_job *j, enum hd_finish finish, hd_status stat
     if (j->is_submitted && status == HD_E_NUMERIC) hd_sched_distrust(l->sched, j->seq);
     if (j->is_submitted) hd_sched_finish(l->sched, j->seq);
     j->is_submitted = false;
-    if (!j->is_admitted) hd_inbox_left(l->inbox, j->service, j->n_prompt);
+    if (!j->is_admitted) hd_inbox_left(l->inbox, j);
     hd_inbox_ended(l->inbox);
     j->ev.finish = finish;
     j->ev.status = status;
@@ -194,7 +195,7 @@ static void note_admitted(hd_loop *l, hd_job *j) {
     j->is_admitted = true;
     j->ev.admitted_ns = hd_seq_admitted_ns(j->seq);
     j->ev.n_hit = hd_seq_n_hit(j->seq);
-    hd_inbox_left(l->inbox, j->service, j->n_prompt);
+    hd_inbox_left(l->inbox, j);
     observe(l, HD_M_QUEUE_TIME, j->submitted_ns, j->ev.admitted_ns);
 }
 

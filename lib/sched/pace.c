@@ -3,22 +3,40 @@
 
 #include <math.h>
 
-/* The work of the line up to class c. */
-static double work_ns(const hd_pace *p, const hd_line *l, enum hd_service c) {
-    int64_t n = 0, n_tok = 0;
-    for (int k = 0; k <= (int)c; k++) {
-        n += l->n[k];
-        n_tok += l->tok[k];
+void hd_line_add(hd_line *l, enum hd_service c, uint64_t tenant, int n_prompt, int n_req) {
+    l->n[c] += n_req;
+    l->tok[c] += (int64_t)n_req * n_prompt;
+    l->of_tenant[tenant % HD_LINE_TENANTS] += n_req;
+}
+
+/* The part of the line that a request of this tenant waits for. */
+static double share_ahead(const hd_line *l, uint64_t tenant) {
+    int n = 0, n_ahead = 0, n_own = l->of_tenant[tenant % HD_LINE_TENANTS];
+    for (int i = 0; i < HD_LINE_TENANTS; i++) {
+        n += l->of_tenant[i];
+        n_ahead += l->of_tenant[i] <= n_own ? l->of_tenant[i] : n_own + 1;
     }
-    double ns = (double)n_tok * (double)p->tok_ns;
-    if (n >= p->n_room) ns += (double)(n - p->n_room + 1) * (double)p->seq_ns;
+    return n > 0 ? (double)n_ahead / n : 1;
+}
+
+/* The work of a part of the line up to class c. */
+static double work_ns(const hd_pace *p, const hd_line *l, enum hd_service c, double share) {
+    double n = 0, n_tok = 0;
+    for (int k = 0; k <= (int)c; k++) {
+        n += l->n[k] * share;
+        n_tok += (double)l->tok[k] * share;
+    }
+    double ns = n_tok * (double)p->tok_ns;
+    if (n >= p->n_room) ns += (n - p->n_room + 1) * (double)p->seq_ns;
     return ns;
 }
 
-int64_t hd_pace_wait_ns(const hd_pace *p, const hd_line *l, enum hd_service c) {
+int64_t hd_pace_wait_ns(const hd_pace *p, const hd_line *l, enum hd_service c, uint64_t tenant) {
+    double share = share_ahead(l, tenant);
     double left = c > 0 ? 1 - p->load[c - 1] : 1;
-    double by_rank = left > 0 ? work_ns(p, l, c) / left : INFINITY;
-    double by_age = work_ns(p, l, HD_SERVICE_COUNT - 1) * HD_PACE_AGED_EVERY;
+    if (p->has_aged) left -= 1.0 / HD_PACE_AGED_EVERY;
+    double by_rank = left > 0 ? work_ns(p, l, c, share) / left : INFINITY;
+    double by_age = work_ns(p, l, HD_SERVICE_COUNT - 1, share) * HD_PACE_AGED_EVERY;
     double ns = by_rank < by_age ? by_rank : by_age;
     return ns < 9e18 ? (int64_t)ns : INT64_MAX;
 }

@@ -7,6 +7,8 @@
 
 #include "base/service.h"
 
+#include <stdbool.h>
+
 /* One admission in so many belongs to who is longest overdue. */
 enum { HD_PACE_AGED_EVERY = 4 };
 
@@ -17,18 +19,27 @@ typedef struct hd_pace {
     int n_room;     /* further sequences that could run now */
     /* Forecast load of each class and those more urgent: 1 is all that the machine can do. */
     double load[HD_SERVICE_COUNT];
+    bool has_aged; /* somebody is overdue, and takes one admission in HD_PACE_AGED_EVERY */
 } hd_pace;
 
-/* Requests that wait, by class. */
+enum { HD_LINE_TENANTS = 64 };
+
+/* Requests that wait. */
 typedef struct hd_line {
     int n[HD_SERVICE_COUNT];
-    int64_t tok[HD_SERVICE_COUNT]; /* their prompt tokens */
+    int64_t tok[HD_SERVICE_COUNT];  /* their prompt tokens */
+    int of_tenant[HD_LINE_TENANTS]; /* requests, by tenant; those that share a cell count as one */
 } hd_line;
 
+/* n_req: 1 joins, -1 leaves. */
+void hd_line_add(hd_line *l, enum hd_service c, uint64_t tenant, int n_prompt, int n_req);
+
 /* Predicted time until a request of class c that came now would be admitted and those ahead of it
- * computed: work / (1 - load of more urgent classes), as of a priority queue (Cobham 1954), the
- * work being the tokens ahead * tok_ns + the ends needed * seq_ns; or, if that is less, what ageing
- * gives: the whole line's work at one admission in HD_PACE_AGED_EVERY. */
-int64_t hd_pace_wait_ns(const hd_pace *p, const hd_line *l, enum hd_service c);
+ * computed: work / (1 - load of more urgent classes and the aged), as of a priority queue (Cobham
+ * 1954), the work being the tokens ahead * tok_ns + the ends needed * seq_ns; or, if that is less,
+ * what ageing gives: the whole line's work at one admission in HD_PACE_AGED_EVERY. Of the line only
+ * the part counts that goes before this tenant's request on the fair clock: of each other tenant as
+ * many requests as this one has, and one. */
+int64_t hd_pace_wait_ns(const hd_pace *p, const hd_line *l, enum hd_service c, uint64_t tenant);
 
 #endif

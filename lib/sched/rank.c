@@ -85,14 +85,18 @@ void hd_sched_rank(hd_sched *s, hd_seq *q) {
     q->turn_ns = q->fair_start + (q->due_ns - q->submitted_ns);
 }
 
-hd_seq *hd_sched_aged(const hd_sched *s, int64_t now_ns) {
-    if (s->c.policy == HD_SCHED_FCFS || s->n_since_aged < HD_PACE_AGED_EVERY - 1) return NULL;
+static hd_seq *longest_overdue(const hd_sched *s, int64_t now_ns) {
     hd_seq *worst = NULL; /* who is first in a bucket stands for it */
     for (int k = 0; k < HD_BUCKET_COUNT; k++) {
         hd_seq *q = s->queue[k].head;
         if (q && q->due_ns < now_ns && (!worst || q->due_ns < worst->due_ns)) worst = q;
     }
     return worst;
+}
+
+hd_seq *hd_sched_aged(const hd_sched *s, int64_t now_ns) {
+    if (s->c.policy == HD_SCHED_FCFS || s->n_since_aged < HD_PACE_AGED_EVERY - 1) return NULL;
+    return longest_overdue(s, now_ns);
 }
 
 bool hd_sched_is_pressed(const hd_sched *s) {
@@ -126,6 +130,7 @@ void hd_sched_get_pace(hd_sched *s, int64_t now_ns, hd_pace *out) {
         n_row;
     out->tok_ns = (int64_t)(tok_ns * s->miss_mean);
     out->seq_ns = (int64_t)(s->out_mean_all * (double)out_tok_ns(s, (int)s->len_mean));
+    out->has_aged = s->c.policy != HD_SCHED_FCFS && longest_overdue(s, now_ns);
     hd_forecast_roll(&s->forecast, now_ns);
     for (int k = 0; k < HD_SERVICE_COUNT; k++)
         out->load[k] = hd_forecast_load(&s->forecast, (enum hd_service)k);

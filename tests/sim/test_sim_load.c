@@ -18,6 +18,8 @@
 
 enum { MS = 1000000, TENANT_COUNT = 3, LIVE_MAX = 4096 };
 
+static const int TTFT_MS[HD_SERVICE_COUNT] = {300, 1500, 6000, 15000};
+
 struct job {
     hd_seq *seq;
     enum hd_service service;
@@ -70,9 +72,8 @@ static void sim_open(struct sim *m, uint64_t seed, enum hd_sched_policy policy, 
                              .page_tok = 16,
                              .prefix_cache = true,
                              .elastic = true};
-    static const int ttft_ms[] = {300, 1500, 6000, 15000};
     for (int k = 0; k < HD_SERVICE_COUNT; k++) {
-        m->c.target[k].ttft_ns = ttft_ms[k] * (int64_t)MS;
+        m->c.target[k].ttft_ns = TTFT_MS[k] * (int64_t)MS;
         m->wait_max_ns[k] = hd_service_defaults((enum hd_service)k, m->c.target[k]).wait_ns;
     }
     m->profile = hd_profile_new();
@@ -81,15 +82,14 @@ static void sim_open(struct sim *m, uint64_t seed, enum hd_sched_policy policy, 
     hd_sched_batch_init(&m->c, &m->b);
 }
 
-static void line_add(struct sim *m, const struct job *j, int n) {
-    m->line.n[j->service] += n;
-    m->line.tok[j->service] += n * j->n_prompt;
+static void line_add(struct sim *m, const struct job *j, int n_req) {
+    hd_line_add(&m->line, j->service, (uint64_t)j->tenant + 1, j->n_prompt, n_req);
 }
 
 static void arrive(struct sim *m, enum hd_service service, int tenant) {
     struct result *r = m->r;
     r->n_asked[service]++;
-    int64_t wait_ns = hd_pace_wait_ns(&m->pace, &m->line, service);
+    int64_t wait_ns = hd_pace_wait_ns(&m->pace, &m->line, service, (uint64_t)tenant + 1);
     if (wait_ns > m->wait_max_ns[service] || m->n_live == LIVE_MAX) {
         r->n_refused[service]++;
         r->n_idle_refusal += m->pace.n_room > 0 && m->line.n[service] == 0;
@@ -97,12 +97,12 @@ static void arrive(struct sim *m, enum hd_service service, int tenant) {
     }
     struct job *j = hd_alloc_zero(1, sizeof *j);
     bool is_long = rng_chance(&m->rng, 0.05);
-    *j = (struct job){.service = service,
-                      .tenant = tenant,
-                      .n_prompt = is_long ? rng_int(&m->rng, 1000, 3000)
-                                          : rng_int(&m->rng, 50, 250),
-                      .n_out = rng_int(&m->rng, 5, 55),
-                      .submitted_ns = m->now_ns};
+    *j =
+        (struct job){.service = service,
+                     .tenant = tenant,
+                     .n_prompt = is_long ? rng_int(&m->rng, 1000, 3000) : rng_int(&m->rng, 50, 250),
+                     .n_out = rng_int(&m->rng, 5, 55),
+                     .submitted_ns = m->now_ns};
     int32_t *token = hd_alloc_zero((size_t)j->n_prompt, sizeof *token);
     for (int i = 0; i < j->n_prompt; i++) token[i] = m->token++;
     hd_seq_spec spec = {.prompt = token,
@@ -216,7 +216,7 @@ static const double CAPACITY = 58;
 static void at_load(uint64_t seed, enum hd_sched_policy policy, double load, struct result *r) {
     double rate[HD_SERVICE_COUNT];
     for (int k = 0; k < HD_SERVICE_COUNT; k++) rate[k] = SHARE[k] * load * CAPACITY;
-    simulate(seed, policy, rate, 40, r);
+    simulate(seed, policy, rate, 20, r);
 }
 
 struct totals {
@@ -246,18 +246,38 @@ static void add(struct result *t, const struct result *r) {
 
 static void tell(const char *name, const struct result *r) {
     for (int k = 0; k < HD_SERVICE_COUNT; k++)
-        print_message("%-12s %-12s %6d asked %6d refused %6d done %6d in time, worst wait %6.2f s, worst first "
+        print_message("%-12s %-12s %6d asked %6d refused %6d done %6d in time, worst wait %6.2f s, "
+                      "worst first "
                       "token %6.2f s\n",
                       name, hd_service_name((enum hd_service)k), r->n_asked[k], r->n_refused[k],
                       r->n_done[k], r->n_in_time[k], (double)r->worst_wait_ns[k] * 1e-9,
                       (double)r->worst_ttft_ns[k] * 1e-9);
-    print_message("%-12s work of tenants %lld %lld %lld, recomputed %.2f %%, %llu preemptions, %llu "
-                  "aged, useful %.0f and timely %.0f a second\n",
-                  name, (long long)r->work_of[0], (long long)r->work_of[1],
-                  (long long)r->work_of[2], 100.0 * (double)r->recomputed_tok / (double)r->n_row,
-                  (unsigned long long)r->n_preempt, (unsigned long long)r->n_aged,
-                  (double)r->useful_tok / ((double)r->span_ns * 1e-9),
-                  (double)r->timely_tok / ((double)r->span_ns * 1e-9));
+    print_message(
+        "%-12s work of tenants %lld %lld %lld, recomputed %.2f %%, %llu preemptions, %llu "
+        "aged, useful %.0f and timely %.0f a second\n",
+        name, (long long)r->work_of[0], (long long)r->work_of[1], (long long)r->work_of[2],
+        100.0 * (double)r->recomputed_tok / (double)r->n_row, (unsigned long long)r->n_preempt,
+        (unsigned long long)r->n_aged, (double)r->useful_tok / ((double)r->span_ns * 1e-9),
+        (double)r->timely_tok / ((double)r->span_ns * 1e-9));
+}
+
+/* Of every run, whatever its load. */
+static void check(const struct result *r) {
+    for (int k = 0; k < HD_SERVICE_COUNT; k++) {
+        /* Who was accepted waits no longer than this: a few of its class's targets. */
+        int64_t bound_ns = 4000 * (int64_t)MS + 4 * TTFT_MS[k] * (int64_t)MS;
+        if (r->worst_wait_ns[k] > bound_ns)
+            fail_msg("class %s: waited %.2f s, at most %.2f s expected",
+                     hd_service_name((enum hd_service)k), (double)r->worst_wait_ns[k] * 1e-9,
+                     (double)bound_ns * 1e-9);
+        assert_true(r->n_done[k] > 0); /* no class starves */
+    }
+    assert_int_equal(r->n_idle_refusal, 0);
+    assert_true(r->recomputed_tok * 20 < r->n_row);
+}
+
+static double timely(const struct result *r) {
+    return (double)r->timely_tok / ((double)r->span_ns * 1e-9);
 }
 
 static void run_seed(uint64_t seed, void *user) {
@@ -270,6 +290,7 @@ static void run_seed(uint64_t seed, void *user) {
         for (int k = 0; k < HD_SERVICE_COUNT; k++)
             assert_int_equal(r.n_done[k] + r.n_refused[k], r.n_asked[k]);
         add(&t->at[i], &r);
+        check(&r);
     }
 }
 
@@ -280,12 +301,42 @@ static void overload_is_survived(void **state) {
     tell("load 0.7", &t.at[0]);
     tell("load 1", &t.at[1]);
     tell("load 3", &t.at[2]);
+    if (seeds_count() < 4) return;
+    /* Three times the load costs nothing of what is served in time. */
+    double peak = timely(&t.at[0]) > timely(&t.at[1]) ? timely(&t.at[0]) : timely(&t.at[1]);
+    assert_true(timely(&t.at[2]) >= 0.9 * peak);
+    const struct result *r = &t.at[2];
+    assert_true(r->n_in_time[HD_SERVICE_INTERACTIVE] * 10 > r->n_asked[HD_SERVICE_INTERACTIVE] * 6);
+    /* Tenants 1 and 2 ask for the same; tenant 0 for four times as much, and gets less than that.
+     */
+    assert_true(r->work_of[1] < r->work_of[2] * 5 / 4 && r->work_of[2] < r->work_of[1] * 5 / 4);
+    assert_true(r->work_of[0] * 2 < 7 * (r->work_of[1] + r->work_of[2]) / 2);
+    assert_true(r->n_aged > 0 && r->n_preempt > 0);
+}
+
+/* The same load, first come, first served: what the ranks are for. */
+static void ranks_serve_more_in_time(void **state) {
+    (void)state;
+    struct result by_rank = {0}, by_order = {0}, r;
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        at_load(seed, HD_SCHED_PRIORITY, 1.5, &r);
+        add(&by_rank, &r);
+        at_load(seed, HD_SCHED_FCFS, 1.5, &r);
+        add(&by_order, &r);
+    }
+    tell("by rank", &by_rank);
+    tell("by order", &by_order);
+    int k = HD_SERVICE_INTERACTIVE;
+    assert_true(by_order.n_in_time[k] * 5 < by_order.n_asked[k] * 4);
+    assert_true(by_rank.n_in_time[k] * 100 >= by_rank.n_asked[k] * 95);
+    assert_true(timely(&by_rank) >= timely(&by_order));
 }
 
 int main(int argc, char **argv) {
     seeds_init(argc, argv, 8);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(overload_is_survived),
+        cmocka_unit_test(ranks_serve_more_in_time),
     };
     return seeds_end(cmocka_run_group_tests(tests, NULL, NULL));
 }

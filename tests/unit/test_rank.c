@@ -101,8 +101,7 @@ static void classes_go_before_each_other(void **state) {
     world w;
     open_world(&w, c);
     hd_seq *q[HD_SERVICE_COUNT];
-    for (int k = HD_SERVICE_COUNT - 1; k >= 0; k--)
-        q[k] = submit_as(&w, 10, 3, (enum hd_service)k);
+    for (int k = HD_SERVICE_COUNT - 1; k >= 0; k--) q[k] = submit_as(&w, 10, 3, (enum hd_service)k);
     for (int k = 0; k < HD_SERVICE_COUNT; k++) {
         step(&w);
         for (int i = 0; i < HD_SERVICE_COUNT; i++)
@@ -180,9 +179,9 @@ static void due_times_order_a_bucket(void **state) {
     /* A deadline nearer than its class's target makes it more urgent than those before it. */
     plain = submit_as(&w, 10, 3, HD_SERVICE_BATCH);
     hd_seq *standard = submit_as(&w, 10, 3, HD_SERVICE_STANDARD);
-    hd_seq *soon = submit(&w, 10, 3,
-                          (hd_seq_spec){.service = HD_SERVICE_BATCH,
-                                        .deadline_ns = w.now_ns + 500 * (int64_t)MS});
+    hd_seq *soon = submit(
+        &w, 10, 3,
+        (hd_seq_spec){.service = HD_SERVICE_BATCH, .deadline_ns = w.now_ns + 500 * (int64_t)MS});
     run_out(&w);
     assert_true(hd_seq_admitted_ns(soon) < hd_seq_admitted_ns(standard));
     assert_true(hd_seq_admitted_ns(standard) < hd_seq_admitted_ns(plain));

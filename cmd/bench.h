@@ -41,13 +41,11 @@ HD_MUST_CHECK hd_status hd_bench_open_model(struct hd_bench_model *b, int n_row,
 void hd_bench_close_model(struct hd_bench_model *b);
 void hd_bench_close(struct hd_bench_model *b);
 /* Appends to the batch a sequence whose rows are positions first .. first + n of random tokens,
- * with logits of the last if asked. */
+ * with a token behind the last, the likeliest, if asked. */
 void hd_bench_add_seq(struct hd_bench_model *b, int first, int n, enum hd_mla_form form,
                       bool has_out);
-/* Seconds of one forward pass, its logits on the host. */
-double hd_bench_step(struct hd_bench_model *b, const float **logits);
-/* The same as the engine does it: the device chooses the tokens, greedily. */
-double hd_bench_sampled_step(struct hd_bench_model *b);
+/* Seconds of one step, its tokens drawn and on the host. */
+double hd_bench_step(struct hd_bench_model *b);
 
 /* Seconds of a prompt in steps of max_num_batched_tokens; of a step of n_seq sequences that have
  * context tokens each, the new one included. */

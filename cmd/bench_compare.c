@@ -155,7 +155,7 @@ static void real_wait(void *ctx, int64_t ns) {
 
 static hd_status real_step(void *ctx) {
     struct hd_bench_model *m = ctx;
-    (void)hd_bench_sampled_step(m);
+    (void)hd_bench_step(m);
     return m->status;
 }
 

@@ -77,7 +77,7 @@ static hd_status run(struct grid *g, int ix, double *seconds) {
         hd_bench_add_seq(m, l->context - 1, 1, HD_MLA_ABSORBED, true);
     if (l->n_prompt > 0) hd_bench_add_seq(m, l->first, l->n_prompt, l->form, true);
     hd_cost_load_of(&m->batch, &g->point[ix].load);
-    *seconds = hd_bench_sampled_step(m);
+    *seconds = hd_bench_step(m);
     return m->status;
 }
 

@@ -64,6 +64,7 @@ hd_status hd_bench_open_model(struct hd_bench_model *b, int n_row, int n_seq, in
     hd_place_apply(&b->place, &b->mo);
     HD_TRY(hd_model_open(b->checkpoint, &b->dev, &b->mo, hd_load_progress, NULL, &b->model));
     hd_place_log(&b->place, b->model);
+    HD_TRY(hd_model_rehearse(b->model, NULL, NULL));
     hd_batch_init(&b->batch, b->mo.n_row_max, n_seq, b->mo.n_page, page_tok);
     return HD_OK;
 }
@@ -105,19 +106,13 @@ void hd_bench_add_seq(struct hd_bench_model *b, int first, int n, enum hd_mla_fo
     }
     t->seq_row0[s + 1] = t->n_row;
     t->seq_page0[s + 1] = t->n_page;
-    if (has_out) t->out_row[t->n_out++] = t->n_row - 1;
+    if (!has_out) return;
+    t->draw[t->n_out] = (hd_draw){.temperature = 0};
+    t->out_row[t->n_out++] = t->n_row - 1;
 }
 
-double hd_bench_step(struct hd_bench_model *b, const float **logits) {
-    int64_t start = hd_work_clock_now(&b->clock);
-    hd_status s = hd_model_forward(b->model, &b->batch, logits);
-    if (s != HD_OK) b->status = s;
-    return (double)(hd_work_clock_now(&b->clock) - start) / 1e9;
-}
-
-double hd_bench_sampled_step(struct hd_bench_model *b) {
+double hd_bench_step(struct hd_bench_model *b) {
     hd_model_out out;
-    for (int i = 0; i < b->batch.n_out; i++) b->batch.draw[i] = (hd_draw){.top_p = 1};
     int64_t start = hd_work_clock_now(&b->clock);
     hd_status s = hd_model_enqueue(b->model, &b->batch);
     if (s == HD_OK) s = hd_model_fetch(b->model, &out);
@@ -129,19 +124,17 @@ double hd_bench_prompt(struct hd_bench_model *b, int n_tok) {
     enum hd_mla_form form =
         n_tok >= hd_engine_expand_min(&b->hp) ? HD_MLA_EXPANDED : HD_MLA_ABSORBED;
     double seconds = 0;
-    const float *logits;
     for (int at = 0, n; at < n_tok && b->status == HD_OK; at += n) {
         n = n_tok - at < b->o->max_num_batched_tokens ? n_tok - at : b->o->max_num_batched_tokens;
         hd_batch_clear(&b->batch);
         hd_bench_add_seq(b, at, n, form, at + n == n_tok);
-        seconds += hd_bench_step(b, &logits);
+        seconds += hd_bench_step(b);
     }
     return seconds;
 }
 
 double hd_bench_decode(struct hd_bench_model *b, int n_seq, int context) {
-    const float *logits;
     hd_batch_clear(&b->batch);
     for (int s = 0; s < n_seq; s++) hd_bench_add_seq(b, context - 1, 1, HD_MLA_ABSORBED, true);
-    return hd_bench_step(b, &logits);
+    return hd_bench_step(b);
 }

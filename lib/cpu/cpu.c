@@ -250,6 +250,11 @@ static void cpu_sample(void *ctx, const struct hd_op_sample *args) {
     hd_cpu_rows(c, args->n_out, args->n_vocab, sample_row, &j);
 }
 
+static uint64_t cpu_scratch_bytes(void *ctx) {
+    const hd_cpu *c = ctx;
+    return c->arena_bytes;
+}
+
 const hd_dev_ops hd_dev_cpu = {
     .name = "cpu",
     .open = cpu_open,
@@ -264,6 +269,7 @@ const hd_dev_ops hd_dev_cpu = {
     .alloc = cpu_alloc,
     .free = cpu_free,
     .reserve = hd_cpu_reserve,
+    .scratch_bytes = cpu_scratch_bytes,
     .embed = cpu_embed,
     .mla_qkv = hd_cpu_mla_qkv,
     .mla_attn = hd_cpu_mla_attn,

@@ -90,24 +90,25 @@ typedef struct hd_cpu {
     hd_dev_limits limits;
     hd_dev_observer observer; /* inputs NULL: nobody */
     _Atomic uint64_t kv_lost; /* values that a cache could not hold */
-    void *arena;              /* everything below; NULL before reserve */
-    hd_cpu_scratch *thread;   /* [n_thread] */
-    hd_draw_desk **desk;      /* [n_thread] for the op `sample`; NULL before reserve */
-    float *normed;            /* [R, d_model] */
-    float *a;                 /* [R, max(q_lora, d_ff, d_expert*n_used)]: between two products */
-    float *kv;                /* [R, n_c+n_rope]; GQA: [2, R, n_kv] */
-    float *score;             /* [R, n_expert] */
-    hd_cpu_qrows q[2];        /* quantised inputs: of the op, and of its second product */
-    size_t q_room[2];         /* elements */
-    hd_cpu_mul *mul;          /* [max(n_head, n_expert + 1)] */
-    float *q_abs;             /* [HD_CPU_WAVE, H, n_c+n_rope] absorbed queries */
-    float *u;                 /* [HD_CPU_WAVE, H, pad(n_c)] weighted latents */
-    int32_t *list[2];         /* [R] rows by form */
-    hd_cpu_group *group;      /* [R] */
-    int32_t *moe_row;         /* [R * n_used] rows by expert */
-    int32_t *moe_slot;        /* [R * n_used] 0, 1, 2, ... (rows of `a` by expert) */
-    float *moe_weight;        /* [R * n_used] */
-    int *moe_first;           /* [n_expert + 1] */
+    size_t arena_bytes;
+    void *arena;            /* everything below; NULL before reserve */
+    hd_cpu_scratch *thread; /* [n_thread] */
+    hd_draw_desk **desk;    /* [n_thread] for the op `sample`; NULL before reserve */
+    float *normed;          /* [R, d_model] */
+    float *a;               /* [R, max(q_lora, d_ff, d_expert*n_used)]: between two products */
+    float *kv;              /* [R, n_c+n_rope]; GQA: [2, R, n_kv] */
+    float *score;           /* [R, n_expert] */
+    hd_cpu_qrows q[2];      /* quantised inputs: of the op, and of its second product */
+    size_t q_room[2];       /* elements */
+    hd_cpu_mul *mul;        /* [max(n_head, n_expert + 1)] */
+    float *q_abs;           /* [HD_CPU_WAVE, H, n_c+n_rope] absorbed queries */
+    float *u;               /* [HD_CPU_WAVE, H, pad(n_c)] weighted latents */
+    int32_t *list[2];       /* [R] rows by form */
+    hd_cpu_group *group;    /* [R] */
+    int32_t *moe_row;       /* [R * n_used] rows by expert */
+    int32_t *moe_slot;      /* [R * n_used] 0, 1, 2, ... (rows of `a` by expert) */
+    float *moe_weight;      /* [R * n_used] */
+    int *moe_first;         /* [n_expert + 1] */
 } hd_cpu;
 #define HD_CPU_WAVE 64 /* absorbed rows whose queries exist at a time */
 

@@ -111,6 +111,7 @@ hd_status hd_cpu_reserve(void *ctx, const hd_dev_limits *limits) {
     hd_cpu_free_desks(c);
     hd_free(c->arena);
     c->arena = memory;
+    c->arena_bytes = count.at;
     c->limits = *limits;
     cut real = {.base = memory};
     lay_out(&real, c, limits);

@@ -45,13 +45,12 @@ static void close_cuda(void *ctx) {
     if (!c) return;
     if (c->stream) (void)cudaStreamSynchronize(c->stream);
     hd_cuda_graphs_free(c->graphs);
-    hd_cuda_free_batch(c);
+    (void)hd_cuda_settle(c);
+    hd_cuda_free_step(c);
     hd_cuda_plan_fini(&c->plan);
-    for (int i = 0; i < HD_CUDA_STAGES; i++)
-        if (c->stage[i].copied) (void)cudaEventDestroy(c->stage[i].copied);
     for (int i = 0; i < HD_DEV_STEPS; i++) {
+        if (c->stage[i].copied) (void)cudaEventDestroy(c->stage[i].copied);
         if (c->result[i].arrived) (void)cudaEventDestroy(c->result[i].arrived);
-        (void)cudaFreeHost(c->result[i].host);
     }
     (void)cudaFree(c->scratch);
     hd_cuda_part(c);
@@ -65,12 +64,12 @@ static hd_status open_queue(hd_cuda *c) {
         cudaHostAlloc((void **)&c->kv_lost, sizeof *c->kv_lost, cudaHostAllocMapped), "memory"));
     *c->kv_lost = 0;
     HD_TRY(hd_cuda_told(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "a stream"));
-    for (int i = 0; i < HD_CUDA_STAGES; i++)
-        HD_TRY(hd_cuda_told(cudaEventCreateWithFlags(&c->stage[i].copied, cudaEventDisableTiming),
-                            "an event"));
-    for (int i = 0; i < HD_DEV_STEPS; i++)
-        HD_TRY(hd_cuda_told(cudaEventCreateWithFlags(&c->result[i].arrived, cudaEventDisableTiming),
-                            "an event"));
+    for (int i = 0; i < HD_DEV_STEPS; i++) {
+        cudaEvent_t *event[2] = {&c->stage[i].copied, &c->result[i].arrived};
+        for (int k = 0; k < 2; k++)
+            HD_TRY(hd_cuda_told(cudaEventCreateWithFlags(event[k], cudaEventDisableTiming),
+                                "an event"));
+    }
     return HD_OK;
 }
 
@@ -137,13 +136,7 @@ static hd_status roofline(void *ctx, hd_dev_roofline *out) {
 
 static hd_status alloc_memory(void *ctx, size_t n_byte, void **out) {
     hd_cuda *c = ctx;
-    *out = NULL;
-    cudaError_t e = cudaMalloc(out, n_byte ? n_byte : 1);
-    if (e == cudaErrorMemoryAllocation) {
-        (void)cudaGetLastError();
-        return HD_FAIL(NO_MEMORY, "%zu bytes: %s has no memory for it", n_byte, c->prop.name);
-    }
-    HD_TRY(hd_cuda_told(e, "cudaMalloc"));
+    HD_TRY(hd_cuda_alloc(c, n_byte, "device memory", out));
     return hd_cuda_told(cudaMemsetAsync(*out, 0, n_byte, c->stream), "cudaMemset");
 }
 
@@ -176,6 +169,16 @@ static uint64_t free_bytes(void *ctx) {
     return cudaMemGetInfo(&n_free, &n_all) == cudaSuccess ? n_free : 0;
 }
 
+static uint64_t n_alloc(void *ctx) {
+    const hd_cuda *c = ctx;
+    return c->n_alloc;
+}
+
+static uint64_t scratch_bytes(void *ctx) {
+    const hd_cuda *c = ctx;
+    return c->scratch_bytes + c->batch_room;
+}
+
 static const hd_dev_ops ops = {
     .name = "cuda",
     .open = open_cuda,
@@ -196,6 +199,11 @@ static const hd_dev_ops ops = {
     .join = hd_cuda_join,
     .prepare = hd_cuda_prepare,
     .release = hd_cuda_release,
+    .settle = hd_cuda_settle,
+    .rehearsal = hd_cuda_rehearsal,
+    .rehearse = hd_cuda_rehearse,
+    .n_alloc = n_alloc,
+    .scratch_bytes = scratch_bytes,
     .kernel = kernel,
     .profile = hd_cuda_profile,
     .roofline = roofline,

@@ -14,7 +14,6 @@ typedef struct hd_cuda_stage {
     char *host;
     cudaEvent_t copied; /* it may be written again */
 } hd_cuda_stage;
-enum { HD_CUDA_STAGES = 2 };
 /* Where a step's tokens arrive: pinned host memory. */
 typedef struct hd_cuda_result {
     char *host; /* [limits.n_out] tokens; NULL before reserve */
@@ -22,6 +21,7 @@ typedef struct hd_cuda_result {
 } hd_cuda_result;
 
 typedef struct hd_cuda_graphs hd_cuda_graphs; /* graph.c */
+typedef struct hd_cuda_loader hd_cuda_loader; /* load.c */
 
 typedef struct hd_cuda {
     struct cudaDeviceProp prop;
@@ -36,7 +36,7 @@ typedef struct hd_cuda {
     hd_cuda_gemm_how gemm;
     hd_cuda_graphs *graphs;
     bool is_profiled_by_op; /* no graphs meanwhile */
-    hd_cuda_stage stage[HD_CUDA_STAGES];
+    hd_cuda_stage stage[HD_DEV_STEPS];
     int stage_ix;
     hd_cuda_result result[HD_DEV_STEPS];
     size_t batch_room;  /* bytes of each stage's host memory, and of the next */
@@ -48,6 +48,9 @@ typedef struct hd_cuda {
     const hd_cuda_expand_task *expand_task;
     const hd_cuda_flash_task *flash_task;
     const hd_cuda_flash_part *flash_part;
+    hd_cuda_loader *loader; /* NULL: nothing is being uploaded */
+    uint64_t n_alloc;       /* allocations so far: hd_dev_ops.n_alloc */
+    size_t scratch_bytes;
     char *scratch; /* everything below; NULL before reserve */
     float *normed; /* [max(R, n_out), max(D, q_lora)] */
     float *a;      /* [R, max(q_lora, d_ff, H*n_v)] between two products */
@@ -102,8 +105,13 @@ hd_cuda_graphs *hd_cuda_graphs_new(void);
 void hd_cuda_graphs_free(hd_cuda_graphs *g); /* accepts NULL */
 /* The batch's arrays moved: no graph fits any more. */
 void hd_cuda_graphs_drop(hd_cuda_graphs *g);
-/* A step begins, c->batch is its batch. */
-void hd_cuda_graphs_begin(hd_cuda *c);
+/* Chooses the shapes for c->limits. */
+void hd_cuda_graphs_reserve(hd_cuda *c);
+/* A step with this batch (the host's) begins, its longest sequence having n_unit units; returns the
+ * rows that it is to be filled up to, sets c->n_unit. */
+int hd_cuda_graphs_begin(hd_cuda *c, const hd_batch *b, int n_unit);
+bool hd_cuda_rehearsal(void *ctx, int ix, int *n_row, int *n_pos);
+void hd_cuda_rehearse(void *ctx, bool on);
 /* Enqueues what was deferred: before anything that waits, copies or frees. */
 HD_MUST_CHECK hd_status hd_cuda_flush(hd_cuda *c);
 
@@ -123,13 +131,35 @@ bool hd_cuda_many_ffn(hd_cuda *c, const struct hd_op_ffn *a);
 bool hd_cuda_many_moe(hd_cuda *c, const struct hd_op_moe *a);
 bool hd_cuda_many_head(hd_cuda *c, const struct hd_op_head *a);
 
-/* ---- ops.c: enqueue now; memory.c ---- */
+/* ---- memory.c: HD_E_NO_MEMORY says what for ---- */
+
+HD_MUST_CHECK hd_status hd_cuda_alloc(hd_cuda *c, size_t n_byte, const char *what, void **out);
+/* Pinned. */
+HD_MUST_CHECK hd_status hd_cuda_alloc_host(hd_cuda *c, size_t n_byte, const char *what, void **out);
+
+/* ---- load.c ---- */
+
+/* Rows of the host's memory and where they go: there each is filled up with zeros to to_bytes. */
+typedef struct hd_cuda_rows {
+    void *to;
+    const void *from;
+    size_t to_bytes, from_bytes, n_row;
+} hd_cuda_rows;
+/* From now on, until settle. */
+HD_MUST_CHECK hd_status hd_cuda_load(hd_cuda *c, const hd_cuda_rows *r, const char *what);
+hd_status hd_cuda_settle(void *ctx);
+
+/* ---- step.c ---- */
+
+HD_MUST_CHECK hd_status hd_cuda_reserve_step(hd_cuda *c);
+void hd_cuda_free_step(hd_cuda *c);
+
+/* ---- ops.c: enqueue now; memory.c, step.c ---- */
 
 #define HD_OP(name, what) void hd_cuda_now_##name(void *ctx, const struct hd_op_##name *args);
 #include "dev/op.def"
 #undef HD_OP
 hd_status hd_cuda_reserve(void *ctx, const hd_dev_limits *limits);
-void hd_cuda_free_batch(hd_cuda *c);
 hd_status hd_cuda_upload(void *ctx, const hd_batch *b, const hd_batch **out);
 hd_status hd_cuda_send(void *ctx, int ix, const void *from, size_t n_byte);
 hd_status hd_cuda_receive(void *ctx, int ix, void *to, size_t n_byte);

@@ -7,18 +7,18 @@
  * ops are run into a new graph. The kernels and their order are those of an eager step, so the
  * numbers are, too. What varies from step to step (tokens, positions, pages) lies in the batch,
  * whose arrays have the same place for every step of a shape; which experts are hit is known on the
- * device only. */
+ * device only.
+ *
+ * There are few shapes: rows are filled up to one of row_counts (step.c), the units of the longest
+ * sequence to a power of two. All graphs are made before the device is ready, by a rehearsal: the
+ * model is asked for a step of each shape, which is not launched. */
 #include "cuda/cuda.h"
 
 #include "base/mem.h"
 
 #include <string.h>
 
-enum { LIST_BYTES_MAX = 1 << 20, STEPS_MAX = 128 };
-
-typedef struct shape {
-    int n_row, n_seq, n_out, n_unit;
-} shape;
+enum { LIST_BYTES_MAX = 1 << 20, ROWS_MAX = 96, UNITS_MAX = 24 };
 
 /* A deferred op: this, then its arguments, padded to 16 bytes. */
 typedef struct record {
@@ -28,21 +28,19 @@ typedef struct record {
 } record;
 
 typedef struct step {
-    shape shape;
     unsigned char *list;
     size_t n_byte;
-    cudaGraphExec_t graph;
-    uint64_t last_use;
+    cudaGraphExec_t graph; /* NULL: none yet */
 } step;
 
 struct hd_cuda_graphs {
     unsigned char list[LIST_BYTES_MAX]; /* of the step that is being written down */
     size_t n_byte;
-    bool is_deferring;
-    shape shape;
-    step step[STEPS_MAX];
-    int n_step;
-    uint64_t n_use;
+    bool is_deferring, is_rehearsing;
+    int row_count[ROWS_MAX], n_row_count; /* ascending */
+    int n_unit_count;                     /* 1, 2, 4, ... units */
+    step *now;                            /* of the shape that is being written down */
+    step step[ROWS_MAX][UNITS_MAX];
 };
 
 hd_cuda_graphs *hd_cuda_graphs_new(void) { return hd_alloc_zero(1, sizeof(hd_cuda_graphs)); }
@@ -54,8 +52,8 @@ static void drop(step *s) {
 }
 
 void hd_cuda_graphs_drop(hd_cuda_graphs *g) {
-    for (int i = 0; i < g->n_step; i++) drop(&g->step[i]);
-    g->n_step = 0;
+    for (int r = 0; r < ROWS_MAX; r++)
+        for (int u = 0; u < UNITS_MAX; u++) drop(&g->step[r][u]);
 }
 
 void hd_cuda_graphs_free(hd_cuda_graphs *g) {
@@ -64,17 +62,65 @@ void hd_cuda_graphs_free(hd_cuda_graphs *g) {
     hd_free(g);
 }
 
-void hd_cuda_graphs_begin(hd_cuda *c) {
-    const hd_batch *b = &c->batch;
+/* A further row costs a few percent of a small step, and next to nothing in a large one. */
+static int next_row_count(int n) {
+    return n < 8 ? n + 1 : n < 32 ? n + 4 : n < 128 ? n + 8 : n < 512 ? n + 32 : n + 256;
+}
+
+void hd_cuda_graphs_reserve(hd_cuda *c) {
     hd_cuda_graphs *g = c->graphs;
+    const hd_dev_limits *l = &c->limits;
+    hd_cuda_graphs_drop(g);
+    g->n_row_count = g->n_unit_count = 0;
+    int n_max = l->n_row < l->n_seq ? l->n_row : l->n_seq;
+    if (n_max > l->n_out) n_max = l->n_out;
+    if (l->n_page == 0) return; /* no model, whose cache has a spare page */
+    for (int n = 0; n < n_max && g->n_row_count < ROWS_MAX;) {
+        n = next_row_count(n);
+        g->row_count[g->n_row_count++] = n < n_max ? n : n_max;
+    }
+    int n_unit = (l->n_pos + HD_CUDA_UNIT - 1) / HD_CUDA_UNIT;
+    while (g->n_unit_count < UNITS_MAX &&
+           (g->n_unit_count == 0 || 1 << (g->n_unit_count - 1) < n_unit))
+        g->n_unit_count++;
+}
+
+/* One row a sequence, of the form that decoding has. */
+static bool is_decoding(const hd_batch *b) {
+    if (b->n_row != b->n_seq || b->n_row != b->n_out) return false;
+    for (int r = 0; r < b->n_row; r++)
+        if (b->form[r] != HD_MLA_ABSORBED) return false;
+    return true;
+}
+
+int hd_cuda_graphs_begin(hd_cuda *c, const hd_batch *b, int n_unit) {
+    hd_cuda_graphs *g = c->graphs;
+    int row_ix = 0, unit_ix = 0;
     g->n_byte = 0;
-    bool is_decoding = b->n_row == b->n_seq && b->n_row == b->n_out && c->plan.n_flash == 0;
-    g->is_deferring = !c->is_profiled_by_op && is_decoding && !c->host_ranks;
-    if (!g->is_deferring) return;
-    int n_unit = 1; /* few shapes: tasks past a row's end return at once */
-    while (n_unit < c->n_unit) n_unit *= 2;
     c->n_unit = n_unit;
-    g->shape = (shape){b->n_row, b->n_seq, b->n_out, n_unit};
+    while (row_ix < g->n_row_count && g->row_count[row_ix] < b->n_row) row_ix++;
+    while (1 << unit_ix < n_unit) unit_ix++;
+    g->is_deferring = !c->is_profiled_by_op && !c->host_ranks && is_decoding(b);
+    if (row_ix == g->n_row_count || unit_ix >= g->n_unit_count) g->is_deferring = false;
+    if (!g->is_deferring) return b->n_row;
+    c->n_unit = 1 << unit_ix; /* tasks past a row's end return at once */
+    g->now = &g->step[row_ix][unit_ix];
+    return g->row_count[row_ix];
+}
+
+bool hd_cuda_rehearsal(void *ctx, int ix, int *n_row, int *n_pos) {
+    const hd_cuda *c = ctx;
+    const hd_cuda_graphs *g = c->graphs;
+    if (c->host_ranks || ix >= g->n_row_count * g->n_unit_count) return false;
+    *n_row = g->row_count[ix / g->n_unit_count];
+    *n_pos = HD_CUDA_UNIT << ix % g->n_unit_count;
+    if (*n_pos > c->limits.n_pos) *n_pos = c->limits.n_pos;
+    return true;
+}
+
+void hd_cuda_rehearse(void *ctx, bool on) {
+    hd_cuda *c = ctx;
+    c->graphs->is_rehearsing = on;
 }
 
 /* True: written down, not to be run now. */
@@ -119,16 +165,6 @@ static void run_list(hd_cuda *c, const unsigned char *list, size_t n_byte) {
     }
 }
 
-/* The step of this shape; else a free one, or the one that was not used for longest. */
-static step *find_step(hd_cuda_graphs *g) {
-    step *oldest = &g->step[0];
-    for (int i = 0; i < g->n_step; i++) {
-        if (memcmp(&g->step[i].shape, &g->shape, sizeof g->shape) == 0) return &g->step[i];
-        if (g->step[i].last_use < oldest->last_use) oldest = &g->step[i];
-    }
-    return g->n_step < STEPS_MAX ? &g->step[g->n_step++] : oldest;
-}
-
 static hd_status capture(hd_cuda *c, step *s) {
     hd_cuda_graphs *g = c->graphs;
     cudaGraph_t graph = NULL;
@@ -138,9 +174,10 @@ static hd_status capture(hd_cuda *c, step *s) {
     run_list(c, g->list, g->n_byte);
     HD_TRY(hd_cuda_told(cudaStreamEndCapture(c->stream, &graph), "a graph"));
     cudaError_t e = cudaGraphInstantiate(&s->graph, graph, 0);
+    c->n_alloc++;
     (void)cudaGraphDestroy(graph);
     HD_TRY(hd_cuda_told(e, "making a graph"));
-    s->shape = g->shape;
+    HD_TRY(hd_cuda_told(cudaGraphUpload(s->graph, c->stream), "uploading a graph"));
     s->n_byte = g->n_byte;
     s->list = hd_alloc(g->n_byte);
     memcpy(s->list, g->list, g->n_byte);
@@ -152,9 +189,9 @@ hd_status hd_cuda_flush(hd_cuda *c) {
     if (!g->is_deferring) return HD_OK;
     g->is_deferring = false;
     if (g->n_byte == 0) return HD_OK;
-    step *s = find_step(g);
-    s->last_use = ++g->n_use;
+    step *s = g->now;
     bool is_known = s->graph && s->n_byte == g->n_byte && memcmp(s->list, g->list, g->n_byte) == 0;
     if (!is_known) HD_TRY(capture(c, s));
+    if (g->is_rehearsing) return HD_OK;
     return hd_cuda_told(cudaGraphLaunch(s->graph, c->stream), "launching a graph");
 }

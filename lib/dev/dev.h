@@ -110,9 +110,21 @@ typedef struct hd_dev_ops {
     /* Optional (NULL): the devices of the ranks of a group, after reserve and before the group's
      * first collective (dev/comm.h). */
     hd_status (*join)(void *const *ctx, struct hd_comm *const *comm, int n_rank);
-    /* Optional (NULL): repack or upload a weight, filling w->prepared. release undoes it. */
+    /* Optional (NULL): bytes that reserve took. */
+    uint64_t (*scratch_bytes)(void *ctx);
+    /* Optional (NULL): repack or upload a weight, filling w->prepared; its bytes may be read until
+     * settle, which waits for all that was prepared (NULL: nothing to wait for). release, after
+     * settle, undoes it. */
     hd_status (*prepare)(void *ctx, hd_weight *w);
+    hd_status (*settle)(void *ctx);
     void (*release)(void *ctx, hd_weight *w);
+    /* Optional (NULL): decoding steps that the device wants to see before it is ready: rows (a
+     * sequence each) and positions of the longest sequence of the ix-th; false: there is none.
+     * Between rehearse(true) and rehearse(false) steps are prepared, not computed. */
+    bool (*rehearsal)(void *ctx, int ix, int *n_row, int *n_pos);
+    void (*rehearse)(void *ctx, bool on);
+    /* Optional (NULL): allocations (of its memory, of pinned memory, of graphs) so far. */
+    uint64_t (*n_alloc)(void *ctx);
     /* Optional (NULL): name of the kernel that an op uses for weights of this format, for the plan
      * that people read. */
     const char *(*kernel)(void *ctx, enum hd_op op, enum hd_format f);

@@ -91,8 +91,16 @@ static void model_progress(void *user, int done, int all) {
     progress(user, "loading weights", all > 0 ? 0.99 * done / all : 0);
 }
 
+static void rehearse_progress(void *user, int done, int all) {
+    progress(user, "preparing steps", all > 0 ? 0.99 * done / all : 0);
+}
+
 static void hash_progress(void *user, uint64_t done, uint64_t all) {
     progress(user, "hashing weights", all > 0 ? 0.99 * (double)done / (double)all : 0);
+}
+
+static uint64_t count_allocs(const hd_engine *e) {
+    return e->dev.ops->n_alloc ? e->dev.ops->n_alloc(e->dev.ctx) : 0;
 }
 
 static void list_no_token(hd_engine *e, int n_vocab) {
@@ -117,6 +125,8 @@ static hd_status open_model(hd_engine *e, const hd_engine_config *c, enum hd_kv_
     hd_engine_config copy = *c;
     HD_TRY(hd_model_open(e->checkpoint, &e->dev, &o, model_progress, &copy, &e->model));
     hd_place_log(&e->place, e->model);
+    HD_TRY(hd_model_rehearse(e->model, rehearse_progress, &copy));
+    e->n_alloc_ready = count_allocs(e);
     hd_engine_info *i = &e->info;
     const hd_hparams *hp = hd_model_hparams(e->model);
     i->arch = keep(e, hp->arch);
@@ -162,7 +172,9 @@ static uint64_t model_key(const hd_engine *e, const hd_hparams *hp, enum hd_kv_t
 
 static hd_status enqueue_step(void *ctx, const hd_batch *b) {
     hd_engine *e = ctx;
-    return hd_model_enqueue(e->model, b);
+    HD_TRY(hd_model_enqueue(e->model, b));
+    hd_metric_set(HD_M_DEVICE_ALLOCS, (double)(count_allocs(e) - e->n_alloc_ready));
+    return HD_OK;
 }
 
 static hd_status fetch_step(void *ctx, hd_step_out *out) {

@@ -25,7 +25,8 @@ struct hd_engine {
     hd_dev dev;
     hd_place place;
     hd_model *model;
-    uint64_t kv_lost; /* of the model, when last asked */
+    uint64_t kv_lost;       /* of the model, when last asked */
+    uint64_t n_alloc_ready; /* of the device, before the first request */
     hd_loop *loop;
     hd_profile *profile;
     uint64_t profile_key;

@@ -199,6 +199,7 @@ hd_status hd_model_open(const hd_checkpoint *c, const hd_dev *dev, const hd_mode
     HD_TRY_OUT(open_kv(m));
     HD_TRY_OUT(open_logits(m));
     HD_TRY_OUT(open_tokens(m));
+    if (dev->ops->scratch_bytes) m->workspace_bytes += dev->ops->scratch_bytes(dev->ctx);
     *out = m;
     return HD_OK;
 out:

@@ -96,7 +96,7 @@ void hd_model_close(hd_model *m); /* accepts NULL */
 const hd_hparams *hd_model_hparams(const hd_model *m); /* of its part: hd_hparams_part */
 uint64_t hd_model_weight_bytes(const hd_model *m);
 uint64_t hd_model_kv_bytes(const hd_model *m);        /* the whole pool */
-uint64_t hd_model_workspace_bytes(const hd_model *m); /* activations and logits */
+uint64_t hd_model_workspace_bytes(const hd_model *m); /* of the largest step, the device's too */
 /* Values put into the cache so far that its type could not hold: not finite there. */
 uint64_t hd_model_kv_lost(const hd_model *m);
 
@@ -125,6 +125,12 @@ typedef struct hd_model_out {
 /* Waits for the oldest step that was enqueued and not fetched; *out is valid until the next enqueue
  * or forward. HD_E_DEVICE: the device broke. */
 HD_MUST_CHECK hd_status hd_model_fetch(hd_model *m, hd_model_out *out);
+
+/* Lets the device prepare for every step that enqueue may ask for, so that nothing is allocated for
+ * them later: once, before the first. Overwrites KV. on_progress as in hd_model_open. */
+HD_MUST_CHECK hd_status hd_model_rehearse(hd_model *m,
+                                          void (*on_progress)(void *user, int done, int all),
+                                          void *user);
 
 /* Prints the operator plan (op, weight format, kernel), one line an op and layer range. */
 void hd_model_plan_text(const hd_model *m, hd_buf *b);

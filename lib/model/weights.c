@@ -150,10 +150,11 @@ hd_status hd_weights_bind(hd_model *m, void (*on_progress)(void *user, int done,
             HD_TRY(bind_slot(m, &a->layer_slot[i], layer, target));
             if (on_progress) on_progress(user, ++done, all);
         }
-    return HD_OK;
+    return m->dev.ops->settle ? m->dev.ops->settle(m->dev.ctx) : HD_OK;
 }
 
 void hd_weights_release(hd_model *m) {
+    if (m->dev.ops->settle) (void)m->dev.ops->settle(m->dev.ctx); /* binding may have failed */
     for (struct hd_bound *b = m->bound; b; b = b->next) {
         const hd_dev *dev = b->on_host ? &m->offload->host : &m->dev;
         if (dev->ops->release) dev->ops->release(dev->ctx, &b->weight);

@@ -12,6 +12,7 @@ static hd_dev_ops far_ops;
 static hd_dev inner;
 static hd_batch far_batch, near_batch; /* the arrays, as addresses of either kind */
 static bool is_broken;
+static uint64_t n_alloc;
 static char sent[HD_DEV_STEPS][1024];
 static size_t n_sent[HD_DEV_STEPS]; /* SIZE_MAX: received */
 
@@ -23,6 +24,7 @@ static void *near(const void *p) {
 
 static hd_status far_alloc(void *ctx, size_t n_byte, void **out) {
     hd_status s = inner.ops->alloc(ctx, n_byte, out);
+    n_alloc++;
     if (s == HD_OK) *out = far(*out);
     return s;
 }
@@ -52,6 +54,10 @@ static hd_status far_receive(void *ctx, int ix, void *to, size_t n_byte) {
     n_sent[ix] = SIZE_MAX;
     memcpy(to, sent[ix], n_byte);
     return HD_OK;
+}
+static uint64_t far_n_alloc(void *ctx) {
+    (void)ctx;
+    return n_alloc;
 }
 static uint64_t far_free_bytes(void *ctx) {
     (void)ctx;
@@ -113,6 +119,7 @@ hd_dev test_open_far(void) {
     far_ops.close = far_close;
     far_ops.alloc = far_alloc, far_ops.free = far_free;
     far_ops.put = far_put, far_ops.get = far_get;
+    far_ops.n_alloc = far_n_alloc;
     far_ops.send = far_send, far_ops.receive = far_receive;
     far_ops.upload = far_upload, far_ops.free_bytes = far_free_bytes;
 #define HD_OP(name, what) far_ops.name = far_##name;

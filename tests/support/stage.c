@@ -27,6 +27,7 @@ static void bring(staged *s) {
         assert_ok(inner.ops->prepare(inner.ctx, &s->weight[i]));
         *t->weight[i] = &s->weight[i];
     }
+    if (inner.ops->settle) assert_ok(inner.ops->settle(inner.ctx));
     if (t->batch) assert_ok(hd_dev_upload(&inner, *t->batch, t->batch));
 }
 

@@ -92,6 +92,8 @@ void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c) {
     c->gpu_memory_gib = o->gpu_memory_gib;
     c->offload_plan = o->offload_plan;
     c->n_thread = o->threads;
+    c->tensor_parallel_size = o->tensor_parallel_size;
+    c->enable_expert_parallel = o->enable_expert_parallel;
     c->max_model_len = smaller_nonzero(o->max_model_len, o->max_attention_window_size);
     c->max_num_seqs = o->max_num_seqs;
     c->max_num_batched_tokens = o->max_num_batched_tokens;

@@ -31,7 +31,9 @@ typedef struct hd_engine_config {
     double gpu_memory_gib;    /* of a GPU's memory to take at most; 0: all that is free */
     const char *offload_plan; /* file: layers whose feed-forwards leave it first; NULL: by size */
     int n_thread;             /* of the cpu; 0: one per available core */
-    int max_model_len;        /* tokens of a sequence; 0: the model's */
+    int tensor_parallel_size; /* ranks that hold a part of the model each: GPUs, or CPU threads */
+    bool enable_expert_parallel; /* ranks have whole experts, not a part of each */
+    int max_model_len;           /* tokens of a sequence; 0: the model's */
     int max_num_seqs;
     int max_num_batched_tokens;
     int context_chunk_size; /* prompt tokens of one request in a step; 0: the budget */
@@ -75,6 +77,7 @@ typedef struct hd_engine_info {
     const char *chat_encoding_why; /* what decided it, or why there is none */
     const char *model_hash;        /* 32 hex digits */
     int max_model_len, n_ctx_train, n_vocab, n_layer, max_num_seqs, block_size, n_page;
+    int n_rank; /* the figures below are of all of them */
     int64_t n_param, weight_bytes, kv_pool_bytes, kv_bytes_per_token, workspace_bytes;
     int32_t bos, eos; /* -1: none */
     /* Of the chat encoding; thinks_by_default: unless a request says otherwise, as DeepSeek's own

@@ -115,7 +115,7 @@ void hd_group_free(hd_group *g) {
     if (!g) return;
     for (int i = 0; i < g->n_rank; i++) {
         hd_comm *c = &g->rank[i].comm;
-        if (c->native.handle) c->native.close(c->native.handle);
+        if (c->native.handle && !g->is_broken) c->native.close(c->native.handle); /* cancelled */
     }
     pthread_cond_destroy(&g->moved);
     pthread_mutex_destroy(&g->lock);

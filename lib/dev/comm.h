@@ -30,7 +30,8 @@ struct hd_comm {
     hd_status (*all_gather)(hd_comm *c, const float *part, float *all, size_t n_row, size_t n_each);
     struct { /* made by hd_dev_ops.join; handle NULL: the device goes through the host's memory */
         void *handle;
-        void (*cancel)(void *handle); /* any thread: ends what waits for other ranks */
+        void (*cancel)(
+            void *handle); /* instead of close; any thread: ends what waits for other ranks */
         void (*close)(void *handle);
     } native;
 };

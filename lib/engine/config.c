@@ -6,6 +6,7 @@ void hd_engine_config_init(hd_engine_config *c) {
         .backend = "auto",
         .isa = "auto",
         .dtype = "auto",
+        .tensor_parallel_size = 1,
         .max_num_seqs = 64,
         .max_num_batched_tokens = 512,
         .enable_chunked_context = true,

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/metric.h"
+#include "base/pool.h"
 #include "engine/measure.h"
 #include "engine/request.h"
 
@@ -69,14 +70,23 @@ static hd_status open_text(hd_engine *e, const hd_engine_config *c, int n_vocab)
     return HD_OK;
 }
 
-static hd_status open_device(hd_engine *e, const hd_engine_config *c) {
-    hd_dev_config dc = {.n_thread = c->n_thread,
+/* Of one rank: those of the cpu share its threads. */
+static hd_status device_config(const hd_engine_config *c, hd_dev_config *out) {
+    int n_thread = c->n_thread > 0 ? c->n_thread : hd_cpu_available();
+    n_thread = n_thread > c->tensor_parallel_size ? n_thread / c->tensor_parallel_size : 1;
+    hd_dev_config dc = {.n_thread = c->tensor_parallel_size > 1 ? n_thread : c->n_thread,
                         .isa = c->isa ? c->isa : "auto",
                         .cuda_library = c->cuda_library,
                         .is_deterministic = c->deterministic,
                         .no_context_fmha = c->no_context_fmha,
                         .no_multi_block = c->no_multi_block};
-    HD_TRY(hd_compute_of(c->dtype, &dc.compute));
+    *out = dc;
+    return hd_compute_of(c->dtype, &out->compute);
+}
+
+static hd_status open_device(hd_engine *e, const hd_engine_config *c) {
+    hd_dev_config dc;
+    HD_TRY(device_config(c, &dc));
     HD_TRY(hd_dev_open(c->backend ? c->backend : "auto", &dc, &e->dev));
     e->info.backend = e->dev.ops->name;
     hd_buf b;
@@ -110,6 +120,20 @@ static void list_no_token(hd_engine *e, int n_vocab) {
         if (hd_tokenizer_bytes(e->tokenizer, i).len == 0) e->no_token[e->n_no_token++] = i;
 }
 
+/* The other ranks load beside rank 0, whose options they complete. */
+static hd_status start_ranks(hd_engine *e, const hd_engine_config *c, hd_model_options *o) {
+    if (c->tensor_parallel_size == 1) return HD_OK;
+    o->is_expert_parallel = c->enable_expert_parallel;
+    hd_ranks_spec spec = {.checkpoint = e->checkpoint,
+                          .backend = e->dev.ops->name,
+                          .options = *o,
+                          .n_rank = c->tensor_parallel_size};
+    HD_TRY(device_config(c, &spec.config));
+    HD_TRY(hd_ranks_start(&spec, &e->ranks));
+    o->comm = hd_ranks_comm(e->ranks);
+    return HD_OK;
+}
+
 static hd_status open_model(hd_engine *e, const hd_engine_config *c, enum hd_kv_type kv_type,
                             const hd_engine_sizes *z) {
     hd_model_options o = {.n_row_max = z->n_row_max,
@@ -123,9 +147,11 @@ static hd_status open_model(hd_engine *e, const hd_engine_config *c, enum hd_kv_
                           .n_no_token = e->n_no_token};
     hd_place_apply(&e->place, &o);
     hd_engine_config copy = *c;
+    HD_TRY(start_ranks(e, c, &o));
     HD_TRY(hd_model_open(e->checkpoint, &e->dev, &o, model_progress, &copy, &e->model));
+    HD_TRY(hd_ranks_wait(e->ranks, &e->dev));
     hd_place_log(&e->place, e->model);
-    HD_TRY(hd_model_rehearse(e->model, rehearse_progress, &copy));
+    HD_TRY(hd_ranks_rehearse(e->ranks, e->model, rehearse_progress, &copy));
     e->n_alloc_ready = count_allocs(e);
     hd_engine_info *i = &e->info;
     const hd_hparams *hp = hd_model_hparams(e->model);
@@ -138,10 +164,12 @@ static hd_status open_model(hd_engine *e, const hd_engine_config *c, enum hd_kv_
     i->max_num_seqs = c->max_num_seqs;
     i->block_size = c->block_size;
     i->n_page = z->n_page;
-    i->weight_bytes = (int64_t)hd_model_weight_bytes(e->model);
-    i->kv_pool_bytes = (int64_t)hd_model_kv_bytes(e->model);
-    i->kv_bytes_per_token = (int64_t)hd_hparams_kv_bytes(hp, kv_type);
-    i->workspace_bytes = (int64_t)hd_model_workspace_bytes(e->model);
+    hd_ranks_facts others = hd_ranks_get_facts(e->ranks);
+    i->n_rank = c->tensor_parallel_size;
+    i->weight_bytes = (int64_t)(hd_model_weight_bytes(e->model) + others.weight_bytes);
+    i->kv_pool_bytes = (int64_t)(hd_model_kv_bytes(e->model) + others.kv_bytes);
+    i->kv_bytes_per_token = (int64_t)hd_hparams_kv_bytes(hp, kv_type) * i->n_rank;
+    i->workspace_bytes = (int64_t)(hd_model_workspace_bytes(e->model) + others.workspace_bytes);
     int32_t eos = e->tokenizer ? hd_tokenizer_eos(e->tokenizer) : -1;
     int32_t bos = e->tokenizer ? hd_tokenizer_bos(e->tokenizer) : -1;
     i->eos = eos >= 0 ? eos : hp->eos;
@@ -150,12 +178,13 @@ static hd_status open_model(hd_engine *e, const hd_engine_config *c, enum hd_kv_
 }
 
 /* Starts every fingerprint chain: all that decides the bytes of a KV row besides the tokens. */
-static uint64_t model_key(const hd_engine *e, const hd_hparams *hp, enum hd_kv_type kv_type) {
+static uint64_t model_key(const hd_engine *e, const hd_engine_config *c, enum hd_kv_type kv_type) {
+    const hd_hparams *hp = hd_model_hparams(e->model);
     struct {
         char weights[33];
         char kv_type[8];
         float rope[7];
-        int32_t n_layer, orig_ctx, is_yarn;
+        int32_t n_layer, orig_ctx, is_yarn, n_rank, is_expert_parallel;
     } key;
     memset(&key, 0, sizeof key); /* padding is hashed, too */
     memcpy(key.weights, e->info.model_hash, 32);
@@ -167,12 +196,14 @@ static uint64_t model_key(const hd_engine *e, const hd_hparams *hp, enum hd_kv_t
     key.n_layer = hp->n_layer;
     key.orig_ctx = hp->yarn_orig_ctx;
     key.is_yarn = hp->is_yarn;
+    key.n_rank = c->tensor_parallel_size;
+    key.is_expert_parallel = c->enable_expert_parallel;
     return XXH3_64bits(&key, sizeof key);
 }
 
 static hd_status enqueue_step(void *ctx, const hd_batch *b) {
     hd_engine *e = ctx;
-    HD_TRY(hd_model_enqueue(e->model, b));
+    HD_TRY(hd_ranks_enqueue(e->ranks, e->model, b));
     hd_metric_set(HD_M_DEVICE_ALLOCS, (double)(count_allocs(e) - e->n_alloc_ready));
     return HD_OK;
 }
@@ -180,8 +211,8 @@ static hd_status enqueue_step(void *ctx, const hd_batch *b) {
 static hd_status fetch_step(void *ctx, hd_step_out *out) {
     hd_engine *e = ctx;
     hd_model_out o;
-    HD_TRY(hd_model_fetch(e->model, &o));
-    uint64_t lost = hd_model_kv_lost(e->model);
+    HD_TRY(hd_ranks_fetch(e->ranks, e->model, &o));
+    uint64_t lost = hd_model_kv_lost(e->model) + hd_ranks_get_facts(e->ranks).kv_lost;
     hd_metric_add(HD_M_KV_LOST, (double)(lost - e->kv_lost));
     e->kv_lost = lost;
     *out = (hd_step_out){.token = o.token, .logits = o.logits};
@@ -192,8 +223,8 @@ static hd_status fetch_step(void *ctx, hd_step_out *out) {
 static uint64_t profile_key(const hd_engine *e, const hd_engine_config *c) {
     hd_buf b;
     hd_buf_init(&b, 4096);
-    hd_buf_addf(&b, "%s %s %s %s %d %s", e->info.model_hash, e->info.backend, e->info.device,
-                e->info.kv_cache_dtype, c->n_thread, c->isa ? c->isa : "auto");
+    hd_buf_addf(&b, "%s %s %s %s %d %s %d", e->info.model_hash, e->info.backend, e->info.device,
+                e->info.kv_cache_dtype, c->n_thread, c->isa ? c->isa : "auto", e->info.n_rank);
     uint64_t key = XXH3_64bits(b.ptr, b.len);
     hd_buf_fini(&b);
     return key;
@@ -245,7 +276,7 @@ static hd_status open_loop(hd_engine *e, const hd_engine_config *c, enum hd_kv_t
         .has_metrics = true,
     };
     hd_engine_sched_config(c, z, &lc.sched);
-    lc.sched.model_key = model_key(e, hp, kv_type);
+    lc.sched.model_key = model_key(e, c, kv_type);
     if (getrandom(&lc.seed, sizeof lc.seed, 0) != (ssize_t)sizeof lc.seed)
         lc.seed = (uint64_t)hd_now_ns();
     hd_status s = open_profile(e, c, &lc);
@@ -277,8 +308,9 @@ static void log_facts(const hd_engine *e) {
            "d", (int64_t)i->n_ctx_train, "kv_dtype", "s", i->kv_cache_dtype, "kv_pages", "d",
            (int64_t)i->n_page, "kv_page_tokens", "d", (int64_t)i->block_size, "kv_bytes", "d",
            i->kv_pool_bytes, "workspace_bytes", "d", i->workspace_bytes, "max_num_seqs", "d",
-           (int64_t)i->max_num_seqs, "chat_encoding", "s", i->chat_encoding, "chat_encoding_why",
-           "s", i->chat_encoding_why, "load_s", "f", i->load_s, NULL);
+           (int64_t)i->max_num_seqs, "ranks", "d", (int64_t)i->n_rank, "chat_encoding", "s",
+           i->chat_encoding, "chat_encoding_why", "s", i->chat_encoding_why, "load_s", "f",
+           i->load_s, NULL);
     if (i->max_model_len < i->n_ctx_train)
         hd_log(HD_LOG_INFO, "the context is smaller than the model's", "context", "d",
                (int64_t)i->max_model_len, "context_train", "d", (int64_t)i->n_ctx_train, NULL);
@@ -294,6 +326,7 @@ static hd_status find_place(hd_engine *e, const hd_engine_config *c, const hd_hp
                                                        : c->max_model_len);
     return hd_place_find(&(hd_place_ask){.checkpoint = e->checkpoint,
                                          .dev = &e->dev,
+                                         .n_rank = c->tensor_parallel_size,
                                          .device_gib = c->gpu_memory_gib,
                                          .kv_bytes = n_tok * tok_bytes,
                                          .plan = c->offload_plan,
@@ -305,8 +338,9 @@ static hd_status find_place(hd_engine *e, const hd_engine_config *c, const hd_hp
 static hd_status open_parts(hd_engine *e, const hd_engine_config *c) {
     progress(c, "reading the model", 0);
     HD_TRY(hd_engine_open_checkpoint(c, &e->checkpoint));
-    hd_hparams hp;
+    hd_hparams hp, part;
     HD_TRY(hd_hparams_read(e->checkpoint, &hp));
+    HD_TRY(hd_hparams_part(&hp, c->tensor_parallel_size, c->enable_expert_parallel, &part));
     e->info.model_name = name_model(e, c, &hp);
     describe_weights(e);
     HD_TRY(open_text(e, c, hp.n_vocab));
@@ -315,8 +349,8 @@ static hd_status open_parts(hd_engine *e, const hd_engine_config *c) {
     enum hd_kv_type kv_type;
     HD_TRY(hd_engine_kv_type(c->kv_cache_dtype, &kv_type));
     hd_engine_sizes z;
-    HD_TRY(find_place(e, c, &hp, kv_type));
-    HD_TRY(hd_engine_size(c, &hp, kv_type, e->place.free_bytes, &z));
+    HD_TRY(find_place(e, c, &part, kv_type));
+    HD_TRY(hd_engine_size(c, &part, kv_type, e->place.free_bytes, &z));
     char hash[33];
     hd_checkpoint_hash(e->checkpoint, hash, hash_progress, (void *)(uintptr_t)c);
     e->info.model_hash = keep(e, hash);
@@ -359,7 +393,9 @@ void hd_engine_close(hd_engine *e) {
     hd_loop_free(e->loop);
     if (e->has_thread) keep_profile(e);
     hd_profile_free(e->profile);
+    hd_ranks_stop(e->ranks);
     hd_model_close(e->model);
+    hd_ranks_free(e->ranks);
     hd_place_close(&e->place);
     hd_dev_close(&e->dev);
     hd_tokenizer_free(e->tokenizer);

@@ -6,6 +6,7 @@
 #include "engine/load.h"
 #include "engine/loop.h"
 #include "engine/place.h"
+#include "engine/ranks.h"
 #include "engine/sizes.h"
 #include "file/suggestion.h"
 #include "text/chat.h"
@@ -24,7 +25,8 @@ struct hd_engine {
     int n_no_token;
     hd_dev dev;
     hd_place place;
-    hd_model *model;
+    hd_model *model;        /* rank 0's */
+    hd_ranks *ranks;        /* NULL: there is one */
     uint64_t kv_lost;       /* of the model, when last asked */
     uint64_t n_alloc_ready; /* of the device, before the first request */
     hd_loop *loop;

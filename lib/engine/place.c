@@ -16,9 +16,12 @@ hd_status hd_place_find(const hd_place_ask *a, hd_place *out) {
     if (has_memory && a->device_gib > 0) room = smaller(room, (uint64_t)(a->device_gib * 0x1p30));
     for (size_t i = 0; i < hd_checkpoint_count(a->checkpoint); i++)
         weights += hd_checkpoint_at(a->checkpoint, i)->n_byte;
+    /* Weights that every rank holds are few, and less than what the division leaves out. */
+    if (has_memory) weights /= (uint64_t)a->n_rank;
     uint64_t kept = room / 8 + a->kv_bytes, for_weights = room > kept ? room - kept : 0;
-    if (!has_memory || weights <= for_weights) {
+    if (!has_memory || a->n_rank > 1 || weights <= for_weights) {
         out->free_bytes = room > weights ? room - weights : 0;
+        if (!has_memory) out->free_bytes /= (uint64_t)a->n_rank;
         return HD_OK;
     }
     out->device_weight_bytes = for_weights > 0 ? for_weights : 1;

@@ -13,6 +13,9 @@ static hd_status divide(int *n, int n_rank, const char *what) {
 hd_status hd_hparams_part(const hd_hparams *whole, int n_rank, bool is_expert_parallel,
                           hd_hparams *out) {
     hd_hparams hp = *whole;
+    if (n_rank < 1 || n_rank > HD_RANK_MAX)
+        return HD_FAIL(INVALID, "ranks of a model: expected 1 to %d, found %d", HD_RANK_MAX,
+                       n_rank);
     bool has_experts = hp.n_dense_layer < hp.n_layer;
     int n_expert = hp.n_expert, n_vocab = hp.n_vocab; /* both are whole in the forward pass */
     int d_shared = hp.n_expert_shared * hp.d_expert;

@@ -20,6 +20,8 @@ struct job {
     char chat_why[HD_CHAT_WHY_MAX];
     char hash[33]; /* "" when it was not wanted */
     uint64_t n_byte;
+    hd_hparams rank; /* of one of o->tensor_parallel_size */
+    uint64_t rank_bytes;
 };
 
 struct part_sum {
@@ -142,6 +144,12 @@ static void print_memory(const struct job *j) {
         snprintf(label, sizeof label, "KV in %s", hd_kv_type_name(kinds[i]));
         LINE(label, "%llu B a token, %s for a full context of %d", (unsigned long long)n,
              hd_human_bytes(n * (uint64_t)j->hp.n_ctx), j->hp.n_ctx);
+    }
+    if (j->o->tensor_parallel_size > 1) {
+        char label[32];
+        snprintf(label, sizeof label, "a rank of %d", j->o->tensor_parallel_size);
+        LINE(label, "weights %s, KV in BF16 %llu B a token", hd_human_bytes(j->rank_bytes),
+             (unsigned long long)hd_hparams_kv_bytes(&j->rank, HD_KV_BF16));
     }
 }
 
@@ -309,6 +317,15 @@ static void put_model(hd_json *w, const struct job *j) {
     hd_json_object_end(w);
 }
 
+static void put_rank(hd_json *w, const struct job *j) {
+    hd_json_key(w, "rank");
+    hd_json_object(w);
+    put_int(w, "of", j->o->tensor_parallel_size);
+    put_int(w, "weight_bytes", (int64_t)j->rank_bytes);
+    put_int(w, "kv_bytes_per_token_bf16", (int64_t)hd_hparams_kv_bytes(&j->rank, HD_KV_BF16));
+    hd_json_object_end(w);
+}
+
 static void put_tensors(hd_json *w, const struct job *j) {
     hd_json_key(w, "tensors");
     hd_json_array(w);
@@ -361,6 +378,7 @@ static void print_json(const struct job *j) {
         put_model(&w, j);
     else
         put_str(&w, "error", j->why);
+    if (j->k && j->o->tensor_parallel_size > 1) put_rank(&w, j);
     if (j->o->metadata) put_metadata(&w, j);
     if (j->o->tensors) put_tensors(&w, j);
     hd_json_object_end(&w);
@@ -398,6 +416,13 @@ static void look_at_chat(struct job *j, const hd_engine_config *config) {
     hd_tokenizer_free(t);
 }
 
+static hd_status look_at_rank(struct job *j) {
+    int n = j->o->tensor_parallel_size;
+    bool by_rank = j->o->enable_expert_parallel;
+    HD_TRY(hd_hparams_part(&j->hp, n, by_rank, &j->rank));
+    return hd_model_rank_bytes(j->c, n, by_rank, &j->rank_bytes);
+}
+
 static hd_status look(struct job *j, const char *path) {
     hd_engine_config config;
     hd_engine_config_init(&config);
@@ -408,6 +433,7 @@ static hd_status look(struct job *j, const char *path) {
     hd_status s = hd_hparams_read(j->c, &j->hp);
     if (s == HD_OK) s = hd_canon_new(j->c, &j->hp, &j->k);
     if (s != HD_OK) snprintf(j->why, sizeof j->why, "%s", hd_error_text());
+    if (s == HD_OK && j->o->tensor_parallel_size > 1) HD_TRY(look_at_rank(j));
     look_at_chat(j, &config);
     if (!j->o->hash && !j->o->expect_hash) return HD_OK;
     hd_checkpoint_hash(j->c, j->hash, hd_hash_progress, NULL);

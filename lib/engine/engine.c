@@ -327,6 +327,7 @@ static hd_status find_place(hd_engine *e, const hd_engine_config *c, const hd_hp
     return hd_place_find(&(hd_place_ask){.checkpoint = e->checkpoint,
                                          .dev = &e->dev,
                                          .n_rank = c->tensor_parallel_size,
+                                         .is_expert_parallel = c->enable_expert_parallel,
                                          .device_gib = c->gpu_memory_gib,
                                          .kv_bytes = n_tok * tok_bytes,
                                          .plan = c->offload_plan,

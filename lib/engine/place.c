@@ -16,8 +16,8 @@ hd_status hd_place_find(const hd_place_ask *a, hd_place *out) {
     if (has_memory && a->device_gib > 0) room = smaller(room, (uint64_t)(a->device_gib * 0x1p30));
     for (size_t i = 0; i < hd_checkpoint_count(a->checkpoint); i++)
         weights += hd_checkpoint_at(a->checkpoint, i)->n_byte;
-    /* Weights that every rank holds are few, and less than what the division leaves out. */
-    if (has_memory) weights /= (uint64_t)a->n_rank;
+    if (has_memory && a->n_rank > 1)
+        HD_TRY(hd_model_rank_bytes(a->checkpoint, a->n_rank, a->is_expert_parallel, &weights));
     uint64_t kept = room / 8 + a->kv_bytes, for_weights = room > kept ? room - kept : 0;
     if (!has_memory || a->n_rank > 1 || weights <= for_weights) {
         out->free_bytes = room > weights ? room - weights : 0;

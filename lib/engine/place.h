@@ -10,6 +10,7 @@
 typedef struct hd_place_ask {
     const hd_checkpoint *checkpoint;
     const hd_dev *dev;
+    bool is_expert_parallel;
     int n_rank; /* each has a part of the weights and a device; on the host they share memory */
     double device_gib; /* GiB of the device's memory to take at most; 0: all that is free */
     uint64_t kv_bytes; /* to be left for the KV cache at least */

@@ -57,6 +57,10 @@ static inline bool hd_hparams_is_mla(const hd_hparams *hp) { return hp->n_c > 0;
 HD_MUST_CHECK hd_status hd_hparams_part(const hd_hparams *whole, int n_rank,
                                         bool is_expert_parallel, hd_hparams *out);
 
+/* Bytes of the weights that a rank holds, as hd_model_weight_bytes counts them. */
+HD_MUST_CHECK hd_status hd_model_rank_bytes(const hd_checkpoint *c, int n_rank,
+                                            bool is_expert_parallel, uint64_t *out);
+
 /* KV bytes one token takes over all layers. */
 size_t hd_hparams_kv_bytes(const hd_hparams *hp, enum hd_kv_type t);
 /* Of every kind of row that a layer keeps of a token: MLA one, GQA keys and values. */

@@ -2,6 +2,8 @@
 #include "model/shard.h"
 
 #include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
 
 static hd_status divide(int *n, int n_rank, const char *what) {
     if (*n % n_rank != 0)
@@ -69,6 +71,50 @@ hd_status hd_shard_piece_of(const hd_model *m, const hd_canon_tensor *t, const h
     p.n_mat = (int)n_mat;
     *out = p;
     return HD_OK;
+}
+
+/* ---- what a rank takes ---- */
+
+static const hd_slot *slot_in(const hd_slot *slot, size_t n, const char *suffix) {
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(slot[i].suffix, suffix) == 0) return &slot[i];
+    return NULL;
+}
+
+static const hd_slot *slot_of(const hd_arch *a, const char *name) {
+    int layer, at = 0;
+    if (sscanf(name, "blk.%d.%n", &layer, &at) == 1 && at > 0)
+        return slot_in(a->layer_slot, a->n_layer_slot, name + at);
+    return slot_in(a->global_slot, a->n_global_slot, name);
+}
+
+static hd_status sum_pieces(const hd_model *m, uint64_t *sum) {
+    *sum = 0;
+    for (size_t i = 0; i < hd_canon_count(m->canon); i++) {
+        const hd_canon_tensor *t = hd_canon_at(m->canon, i);
+        const hd_slot *slot = slot_of(m->arch, t->name);
+        hd_shard_piece p;
+        if (!slot) continue; /* read otherwise: rope_freqs */
+        HD_TRY(hd_shard_piece_of(m, t, slot, &p));
+        enum hd_format f = slot->kind == HD_SLOT_VECTOR ? HD_F32 : t->format;
+        *sum +=
+            (uint64_t)hd_format_bytes(f, (size_t)p.n_col) * (uint64_t)p.n_row * (uint64_t)p.n_mat;
+    }
+    return HD_OK;
+}
+
+hd_status hd_model_rank_bytes(const hd_checkpoint *c, int n_rank, bool is_expert_parallel,
+                              uint64_t *out) {
+    hd_comm comm = {.n_rank = n_rank};
+    hd_model m = {.opt = {.comm = &comm, .is_expert_parallel = is_expert_parallel}};
+    HD_TRY(hd_hparams_read(c, &m.whole));
+    HD_TRY(hd_hparams_part(&m.whole, n_rank, is_expert_parallel, &m.hp));
+    m.arch = hd_arch_find(m.hp.arch);
+    if (!m.arch) return HD_FAIL(UNSUPPORTED, "architecture %s has no forward pass", m.hp.arch);
+    HD_TRY(hd_canon_new(c, &m.whole, &m.canon));
+    hd_status s = sum_pieces(&m, out);
+    hd_canon_free(m.canon);
+    return s;
 }
 
 /* ---- a forward pass ---- */

@@ -181,6 +181,10 @@ test('inspect shows the embedded model', () => {
   assert.equal(j.hash, look(mini).hash);
   assert.equal(look(mini, '--no-hash').hash, null);
   assert.equal(j.file_bytes + 200000 > statSync(mini).size, true);
+  const { rank } = look('--tensor-parallel-size', '4', '--enable-expert-parallel', '--no-hash');
+  assert.equal(rank.of, 4);
+  assert.equal(rank.weight_bytes < j.weights.bytes / 2 && rank.weight_bytes > j.weights.bytes / 4, true);
+  refuse(1, /7 ranks: 8 attention heads do not divide/, 'inspect', '--no-hash', '--tensor-parallel-size', '7');
 });
 
 // The nearest E4M3 code of a number up to 448.

@@ -1,5 +1,7 @@
-/* The embedded model over ranks through the engine: the same greedy tokens as one rank, the same
- * bits in every run and beside others, and what happens when a rank breaks. */
+/* The mini model over ranks through the engine: the same greedy tokens as one rank, the same bits
+ * in every run and beside others, and what happens when a rank breaks. HADAL_TEST_BACKEND=cuda: on
+ * GPUs, one a rank, of the HADAL_TEST_GPUS there are. */
+#include "support/backend.h"
 #include "support/check.h"
 
 #include "base/log.h"
@@ -75,11 +77,23 @@ static void await(answer *a) {
     pthread_mutex_unlock(&lock);
 }
 
-static hd_engine *open_engine(const char *backend, int n_rank, bool is_expert_parallel) {
+/* False, told: there are too few GPUs. */
+static bool has_devices(int n_rank) {
+    const char *gpus = getenv("HADAL_TEST_GPUS");
+    int n = gpus ? (int)strtol(gpus, NULL, 10) : 1;
+    if (!test_backend() || n >= n_rank) return true;
+    printf("skipped: %d ranks: HADAL_TEST_GPUS says %d\n", n_rank, n);
+    return false;
+}
+
+static hd_engine *open_engine(int n_rank, bool is_expert_parallel) {
     hd_engine_config c;
     hd_engine *e;
     hd_engine_config_init(&c);
-    c.backend = backend;
+    c.model = test_path("models/mini/mini-bf16.gguf");
+    c.backend = test_backend() ? test_backend() : "cpu";
+    c.dtype = "float32";
+    c.deterministic = true;
     c.max_tokens_in_paged_kv_cache = 4096;
     c.n_thread = n_rank;
     c.tensor_parallel_size = n_rank;
@@ -108,13 +122,14 @@ static void the_same_tokens(void **state) {
         bool is_expert_parallel;
     } way[] = {{2, false}, {2, true}, {4, true}};
     static answer one[N_PROMPT], many[N_PROMPT], alone[N_PROMPT];
-    hd_engine *e = open_engine("cpu", 1, false);
+    hd_engine *e = open_engine(1, false);
     hd_engine_info whole = *hd_engine_get_info(e);
     answer_all(e, true, one);
     hd_engine_close(e);
     for (size_t w = 0; w < HD_COUNT_OF(way); w++) {
         double worst = 0;
-        e = open_engine("cpu", way[w].n_rank, way[w].is_expert_parallel);
+        if (!has_devices(way[w].n_rank)) continue;
+        e = open_engine(way[w].n_rank, way[w].is_expert_parallel);
         const hd_engine_info *i = hd_engine_get_info(e);
         assert_int_equal(i->n_rank, way[w].n_rank);
         assert_true(i->weight_bytes > whole.weight_bytes &&
@@ -139,7 +154,8 @@ static void the_same_tokens(void **state) {
 static void a_rank_that_breaks(void **state) {
     (void)state;
     answer a;
-    hd_engine *e = open_engine("cpu", 2, false);
+    if (!has_devices(2)) skip();
+    hd_engine *e = open_engine(2, false);
     assert_ok(submit(e, 0, &a));
     await(&a);
     (void)HD_FAIL(DEVICE, "somebody pulled the plug");
@@ -167,6 +183,7 @@ static void impossible_ranks(void **state) {
         hd_engine *e;
         hd_engine_config_init(&c);
         c.backend = "cpu";
+        c.model = test_path("models/mini/mini-bf16.gguf");
         c.tensor_parallel_size = row[i].n_rank;
         assert_int_equal(hd_engine_open(&c, &e), HD_E_INVALID);
         if (!strstr(hd_error_text(), row[i].says)) fail_msg("%s", hd_error_text());

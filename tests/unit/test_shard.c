@@ -80,7 +80,7 @@ typedef struct rank {
     char text[256];
     float *logits; /* [N_TOK, n_vocab] */
     int n_vocab;
-    uint64_t weight_bytes, kv_bytes;
+    uint64_t weight_bytes, kv_bytes, expected_bytes;
     char plan[4096];
 } rank;
 
@@ -150,7 +150,9 @@ static hd_status run_rank(rank *r) {
     config.n_thread = 1;
     config.ordinal = r->number % n_gpu;
     hd_dev_ops ops;
-    hd_status s = hd_dev_open(r->backend, &config, &own);
+    hd_status s = hd_model_rank_bytes(r->checkpoint, r->all->n_rank, r->is_expert_parallel,
+                                      &r->expected_bytes);
+    if (s == HD_OK) s = hd_dev_open(r->backend, &config, &own);
     dev = own;
     if (s == HD_OK && r->break_at > 0) {
         ops = *own.ops;
@@ -257,7 +259,7 @@ static int check_family(const char *backend, const char *family, const rank *who
         assert_memory_equal(r[i].logits, r[0].logits, n_byte);
         assert_memory_equal(again[i].logits, r[0].logits, n_byte);
         assert_true(r[i].weight_bytes < whole->weight_bytes);
-        assert_int_equal(r[i].weight_bytes, r[0].weight_bytes);
+        assert_int_equal(r[i].weight_bytes, r[i].expected_bytes);
         n_weight += r[i].weight_bytes;
     }
     assert_true(n_weight >= whole->weight_bytes); /* nothing is missing */

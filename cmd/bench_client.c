@@ -335,7 +335,7 @@ static void on_data(void *user, hd_str data) {
         call->has_end = true;
         return;
     }
-    json_t *root = json_loadb(data.ptr, data.len, 0, NULL);
+    json_t *root = json_loadb(data.ptr, data.len, JSON_ALLOW_NUL, NULL);
     const json_t *choice = json_array_get(json_object_get(root, "choices"), 0);
     const json_t *usage = json_object_get(root, "usage");
     const char *text = json_string_value(json_object_get(choice, "text"));

@@ -134,8 +134,8 @@ test('every way to go wrong is counted apart', async () => {
         (b, res) => res.destroy(),
         (b, res) => res.end(`data: "${'x'.repeat(1 << 21)}"\n\n`),
         (b, res) => { res.socket.write('not HTTP at all\r\n\r\n'); res.socket.end(); },
-        (b, res) => { // two tokens an event, in pieces, CR LF, comments; 13 tokens in 7 events
-            const all = (': hello\n\n' + token(' two tokens').repeat(7) + end(4, 13)).replaceAll('\n', '\r\n');
+        (b, res) => { // two tokens an event, one of them the character 0, in pieces, CR LF, comments; 13 tokens in 7 events
+            const all = (': hello\n\n' + token(' two \0 tokens').repeat(7) + end(4, 13)).replaceAll('\n', '\r\n');
             let at = 0;
             const step = () => at < all.length ? (res.write(all.slice(at, at += 100)), setTimeout(step, 2)) : res.end();
             step();

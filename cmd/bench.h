@@ -51,6 +51,10 @@ double hd_bench_step(struct hd_bench_model *b);
  * context tokens each, the new one included. */
 double hd_bench_prompt(struct hd_bench_model *b, int n_tok);
 double hd_bench_decode(struct hd_bench_model *b, int n_seq, int context);
+/* Such steps one after the other as the engine runs them: a device of its own has the next one
+ * before the tokens of this one are fetched. ns [n_step]: from tokens to tokens. */
+void hd_bench_decode_many(struct hd_bench_model *b, int n_seq, int context, int n_step,
+                          int64_t *ns);
 
 /* --save-cost: measures the cost profile of an opened model, and writes it. */
 HD_MUST_CHECK hd_status hd_bench_cost(struct hd_bench_model *m);

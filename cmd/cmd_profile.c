@@ -9,30 +9,33 @@
 
 enum { SPANS_MAX = 1 << 20 };
 
-static void run_steps(struct hd_bench_model *b, hd_profile *p, bool is_timed) {
+/* The last run's times are kept. */
+static void run_steps(struct hd_bench_model *b, hd_profile *p) {
     const struct hd_options *o = b->o;
+    if (o->profile_prompt == 0) {
+        hd_bench_decode_many(b, o->profile_batch, o->profile_context, p->n_step, p->step_ns);
+        return;
+    }
     for (int i = 0; i < p->n_step && b->status == HD_OK; i++) {
         int64_t start = hd_now_ns();
-        if (o->profile_prompt > 0)
-            (void)hd_bench_prompt(b, o->profile_prompt);
-        else
-            (void)hd_bench_decode(b, o->profile_batch, o->profile_context);
-        if (is_timed) p->step_ns[i] = hd_now_ns() - start;
+        (void)hd_bench_prompt(b, o->profile_prompt);
+        p->step_ns[i] = hd_now_ns() - start;
     }
 }
 
 static hd_status measure(struct hd_bench_model *b, hd_profile *p) {
-    run_steps(b, p, false); /* warm, and every graph is made */
-    HD_TRY(b->status);
-    HD_TRY(hd_model_profile(b->model, &p->spans, false));
-    run_steps(b, p, true);
-    HD_TRY(hd_model_profile(b->model, NULL, false));
+    run_steps(b, p); /* warm */
     HD_TRY(b->status);
     p->has_device = b->dev.ops->profile != NULL;
-    if (!p->has_device) return HD_OK;
-    HD_TRY(hd_model_profile(b->model, &p->by_op, true));
-    run_steps(b, p, false);
-    HD_TRY(hd_model_profile(b->model, NULL, true));
+    if (p->has_device) {
+        HD_TRY(hd_model_profile(b->model, &p->by_op, true));
+        run_steps(b, p);
+        HD_TRY(hd_model_profile(b->model, NULL, true));
+        HD_TRY(b->status);
+    }
+    HD_TRY(hd_model_profile(b->model, &p->spans, false));
+    run_steps(b, p);
+    HD_TRY(hd_model_profile(b->model, NULL, false));
     return b->status;
 }
 

@@ -11,7 +11,7 @@ test('every op of a step, and nothing else', () => {
   const p = JSON.parse(done('profile', ...steps, '--batch-size', '3', '--json'));
   // 8 layers, the first of them dense.
   assert.deepEqual(count(p.ops), { embed: 1, mla_qkv: 8, mla_attn: 8, proj_add: 8, ffn: 1, route: 7,
-    moe: 7, head: 1, 'outside of ops': 0 });
+    moe: 7, head: 1, sample: 1, 'outside of ops': 0 });
   for (const o of p.ops) assert.ok(o.us_per_step >= 0, o.name);
   assert.equal(p.steps, 3);
   assert.equal(p.spans_lost, 0);
@@ -30,7 +30,7 @@ test('the trace: a span for each call, in order, none inside of another', () => 
   assert.match(done('profile', ...steps, '--chrome-trace', file), /mla_attn .*\n(.*\n)*.*outside of ops/);
   const { traceEvents } = JSON.parse(readFileSync(file, 'utf8'));
   const calls = traceEvents.filter((e) => e.ph === 'X');
-  assert.equal(calls.length, 3 * 41);
+  assert.equal(calls.length, 3 * 42);
   for (let i = 1; i < calls.length; i++)
     assert.ok(calls[i].ts >= calls[i - 1].ts + calls[i - 1].dur - 0.01, `span ${i}`);
   assert.equal(traceEvents.filter((e) => e.name === 'thread_name').length, 1);

@@ -25,6 +25,7 @@ typedef struct worker {
 } worker;
 
 struct hd_cuda_loader {
+    int ordinal;          /* of the device */
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t noted, taken;
     hd_cuda_rows note[NOTES]; /* a ring */
@@ -60,7 +61,7 @@ static void fill(char *to, const hd_cuda_rows *r) {
 static void *work(void *arg) {
     worker *w = arg;
     hd_cuda_rows r;
-    cudaError_t e = cudaSetDevice(0);
+    cudaError_t e = cudaSetDevice(w->loader->ordinal);
     for (unsigned n = 0; take_note(w->loader, &r); n++) {
         void *host = w->buffer[n % 2].host;
         cudaEvent_t copied = w->buffer[n % 2].copied;
@@ -92,6 +93,7 @@ static hd_status start_worker(hd_cuda *c, worker *w) {
 
 static hd_status open_loader(hd_cuda *c) {
     hd_cuda_loader *l = c->loader = hd_alloc_zero(1, sizeof *l);
+    l->ordinal = c->ordinal;
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->noted, NULL);
     pthread_cond_init(&l->taken, NULL);

@@ -110,6 +110,8 @@ void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c) {
     c->scheduling_policy = o->scheduling_policy;
     c->max_step_ms = o->max_step_ms;
     c->elastic_batching = o->elastic_batching;
+    c->reorder_policy = o->reorder_policy;
+    c->reorder_interval = o->reorder_interval;
     c->latency_profile = o->latency_profile;
     c->queue_timeout_s = o->queue_timeout;
     c->tokenizer = o->tokenizer;

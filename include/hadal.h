@@ -51,6 +51,8 @@ typedef struct hd_engine_config {
     const char *scheduling_policy; /* "priority" or "fcfs" */
     hd_service_target target[HD_SERVICE_COUNT]; /* what classes are promised; 0: the defaults */
     double max_step_ms;          /* bound of a step's predicted P95; 0: by the classes' tolerance */
+    const char *reorder_policy;  /* "none", "fragmentation", "prefix" or "length" */
+    int reorder_interval;        /* steps between two orderings of the running sequences */
     bool elastic_batching;       /* the bound of a step follows the forecast load */
     const char *latency_profile; /* file of step times: read, and written at the end; NULL: none */
     double measure_ms;           /* time spent on measuring steps at start when there is none */

@@ -26,6 +26,17 @@ static bool is_fcfs(const hd_engine_config *c) {
     return c->scheduling_policy && strcmp(c->scheduling_policy, "fcfs") == 0;
 }
 
+/* -1: no such policy. */
+static int reorder_of(const hd_engine_config *c) {
+    static const char *const names[] = {[HD_REORDER_NONE] = "none",
+                                        [HD_REORDER_FRAGMENTATION] = "fragmentation",
+                                        [HD_REORDER_PREFIX] = "prefix",
+                                        [HD_REORDER_LENGTH] = "length"};
+    for (int i = 0; c->reorder_policy && i < (int)HD_COUNT_OF(names); i++)
+        if (strcmp(c->reorder_policy, names[i]) == 0) return i;
+    return c->reorder_policy ? -1 : HD_REORDER_NONE;
+}
+
 static hd_status check_config(const hd_engine_config *c) {
     HD_TRY(check_range("max_model_len", c->max_model_len, 0, INT_MAX));
     HD_TRY(check_range("max_num_seqs", c->max_num_seqs, 1, 4096));
@@ -39,6 +50,11 @@ static hd_status check_config(const hd_engine_config *c) {
     const char *policy = c->scheduling_policy;
     if (policy && strcmp(policy, "priority") != 0 && !is_fcfs(c))
         return HD_FAIL(INVALID, "scheduling_policy: expected priority or fcfs, found '%s'", policy);
+    if (reorder_of(c) < 0)
+        return HD_FAIL(INVALID,
+                       "reorder_policy: expected none, fragmentation, prefix or length, found '%s'",
+                       c->reorder_policy);
+    HD_TRY(check_range("reorder_interval", c->reorder_interval, 0, 1 << 20));
     if (!(c->max_step_ms >= 0 && c->max_step_ms <= 1e9))
         return HD_FAIL(INVALID, "max_step_ms: expected 0 to 1e9, found %g", c->max_step_ms);
     if (!(c->queue_timeout_s >= 0 && c->queue_timeout_s <= 1e6))
@@ -137,6 +153,8 @@ void hd_engine_sched_config(const hd_engine_config *c, const hd_engine_sizes *z,
                              .expand_min = z->expand_min,
                              .policy = is_fcfs(c) ? HD_SCHED_FCFS : HD_SCHED_PRIORITY,
                              .step_max_ns = (int64_t)(c->max_step_ms * 1e6),
+                             .reorder = (enum hd_reorder)reorder_of(c),
+                             .reorder_interval = c->reorder_interval,
                              .elastic = c->elastic_batching};
     memcpy(out->target, c->target, sizeof out->target);
 }

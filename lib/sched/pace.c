@@ -24,7 +24,7 @@ static double work_ns(const hd_pace *p, const hd_line *l, enum hd_service c, dou
     double n = 0, n_tok = 0;
     for (int k = 0; k <= (int)c; k++) {
         n += l->n[k] * share;
-        n_tok += (double)l->tok[k] * share;
+        n_tok += (double)l->tok[k] * share + (double)p->running_tok[k];
     }
     double ns = n_tok * (double)p->tok_ns;
     if (n >= p->n_room) ns += (n - p->n_room + 1) * (double)p->seq_ns;

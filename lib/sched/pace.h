@@ -15,6 +15,7 @@ enum { HD_PACE_AGED_EVERY = 4 };
 typedef struct hd_pace {
     int64_t tok_ns; /* device time of one waiting prompt token, counting those that will be reused;
                        0: nothing is known */
+    int64_t running_tok[HD_SERVICE_COUNT]; /* prompt tokens of running sequences yet to compute */
     int64_t seq_ns; /* time between two sequences that end, when all slots are taken */
     int n_room;     /* further sequences that could run now */
     /* Forecast load of each class and those more urgent: 1 is all that the machine can do. */
@@ -36,10 +37,10 @@ void hd_line_add(hd_line *l, enum hd_service c, uint64_t tenant, int n_prompt, i
 
 /* Predicted time until a request of class c that came now would be admitted and those ahead of it
  * computed: work / (1 - load of more urgent classes and the aged), as of a priority queue (Cobham
- * 1954), the work being the tokens ahead * tok_ns + the ends needed * seq_ns; or, if that is less,
- * what ageing gives: the whole line's work at one admission in HD_PACE_AGED_EVERY. Of the line only
- * the part counts that goes before this tenant's request on the fair clock: of each other tenant as
- * many requests as this one has, and one. */
+ * 1954), the work being the tokens ahead (those running, too) * tok_ns + the ends needed * seq_ns;
+ * or, if that is less, what ageing gives: the whole line's work at one admission in
+ * HD_PACE_AGED_EVERY. Of the line only the part counts that goes before this tenant's request on
+ * the fair clock: of each other tenant as many requests as this one has, and one. */
 int64_t hd_pace_wait_ns(const hd_pace *p, const hd_line *l, enum hd_service c, uint64_t tenant);
 
 #endif

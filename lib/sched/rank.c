@@ -5,8 +5,8 @@
 enum {
     PRIORITY_MAX = 8, /* targets that a priority moves the due time by, at most */
     OUT_MEMORY = 32,  /* sequences over which means are taken */
-    /* A bucket must hold a prompt's time twice: beside decoding sequences, whose steps it may
-     * stretch twofold (service.def), a prompt has half of the machine. */
+    /* Prompts take so many times what they do alone beside decoding sequences, whose steps they may
+     * stretch twofold (service.def). */
     LANE_ROOM = 2
 };
 
@@ -128,7 +128,13 @@ void hd_sched_get_pace(hd_sched *s, int64_t now_ns, hd_pace *out) {
     double tok_ns =
         (double)hd_profile_prompt_ns(s->c.profile, &none, n_row, (int)s->len_mean / 2, n_row) /
         n_row;
-    out->tok_ns = (int64_t)(tok_ns * s->miss_mean);
+    bool decodes = false;
+    for (int i = 0; i < s->n_run; i++) {
+        int n = hd_seq_n_wanted(s->run[i]);
+        decodes |= n == 1;
+        if (n > 1) out->running_tok[s->run[i]->service] += n;
+    }
+    out->tok_ns = (int64_t)(tok_ns * s->miss_mean * (decodes ? LANE_ROOM : 1));
     out->seq_ns = (int64_t)(s->out_mean_all * (double)out_tok_ns(s, (int)s->len_mean));
     out->has_aged = s->c.policy != HD_SCHED_FCFS && longest_overdue(s, now_ns);
     hd_forecast_roll(&s->forecast, now_ns);

@@ -31,6 +31,8 @@ hd_sched *hd_sched_new(const hd_sched_config *c) {
     s->prefix = hd_prefix_new(s->pages, c->page_tok, c->model_key);
     size_t n_slot = (size_t)s->n_slot;
     s->run = hd_alloc_zero(n_slot, sizeof(hd_seq *));
+    s->place = hd_alloc_zero(n_slot, sizeof(hd_seq *));
+    s->merged = hd_alloc_zero(n_slot, sizeof(hd_seq *));
     s->flight = hd_alloc_zero(n_slot, sizeof(hd_seq *));
     s->free_slot = hd_alloc_zero(n_slot, sizeof *s->free_slot);
     s->path = hd_alloc_zero((size_t)s->n_page_seq, sizeof *s->path);
@@ -55,6 +57,8 @@ void hd_sched_free(hd_sched *s) {
     hd_prefix_free(s->prefix);
     hd_pages_free(s->pages);
     hd_free(s->run);
+    hd_free(s->place);
+    hd_free(s->merged);
     hd_free(s->flight);
     hd_free(s->free_slot);
     hd_free(s->path);
@@ -184,17 +188,24 @@ int hd_sched_start(hd_sched *s, hd_seq *q) {
     int at = s->n_run++;
     for (; at > 0 && hd_sched_is_before(q, s->run[at - 1]); at--) s->run[at] = s->run[at - 1];
     s->run[at] = q;
+    s->place[s->n_run - 1] = q;
     q->slot = s->free_slot[--s->n_free_slot];
     q->state = HD_SEQ_RUNNING;
     return at;
 }
 
+/* Takes q out of list[n], keeping the order of the others. */
+static void take_out(hd_seq **list, int n, const hd_seq *q) {
+    int at = 0;
+    while (list[at] != q) at++;
+    memmove(&list[at], &list[at + 1], (size_t)(n - 1 - at) * sizeof(hd_seq *));
+}
+
 void hd_sched_stop(hd_sched *s, hd_seq *q) {
     HD_ASSERT(q->state == HD_SEQ_RUNNING);
-    int at = 0;
-    while (s->run[at] != q) at++;
+    take_out(s->run, s->n_run, q);
+    take_out(s->place, s->n_run, q);
     s->n_run--;
-    memmove(&s->run[at], &s->run[at + 1], (size_t)(s->n_run - at) * sizeof(hd_seq *));
     s->free_slot[s->n_free_slot++] = q->slot;
     q->slot = -1;
     while (q->n_page > 0) hd_prefix_release(s->prefix, q->page[--q->n_page]);

@@ -72,6 +72,11 @@ typedef struct hd_seq hd_seq;
 
 enum hd_sched_policy { HD_SCHED_PRIORITY, HD_SCHED_FCFS };
 
+/* The order of rows of decoding sequences: as they started; or, renewed every reorder_interval
+ * steps, the most fragmented first (share of pages that do not follow the one before in the pool,
+ * over the free pages), those of the same beginning side by side, or the shortest first. */
+enum hd_reorder { HD_REORDER_NONE, HD_REORDER_FRAGMENTATION, HD_REORDER_PREFIX, HD_REORDER_LENGTH };
+
 typedef struct hd_sched_config {
     enum hd_sched_policy policy;
     int n_seq_max; /* running sequences */
@@ -85,8 +90,10 @@ typedef struct hd_sched_config {
     int expand_min;     /* prompt tokens to compute from which the expanded form pays */
     uint64_t model_key; /* starts every fingerprint chain: weights, KV type, rope settings */
     hd_service_target target[HD_SERVICE_COUNT]; /* 0: the class's defaults */
-    int64_t step_max_ns;                        /* bound of a step's predicted P95; 0: none */
-    bool elastic;                               /* a step's bound follows the forecast load */
+    enum hd_reorder reorder;
+    int reorder_interval;      /* steps; with a reorder at least 1 */
+    int64_t step_max_ns;       /* bound of a step's predicted P95; 0: none */
+    bool elastic;              /* a step's bound follows the forecast load */
     const hd_profile *profile; /* borrowed; NULL, or while it knows nothing: no predictions */
 } hd_sched_config;
 

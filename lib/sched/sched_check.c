@@ -34,7 +34,10 @@ static void check_running(const hd_sched *s) {
         const hd_seq *q = s->run[i];
         HD_ASSERT(q->state == HD_SEQ_RUNNING && q->admitted_ns >= 0);
         HD_ASSERT(i == 0 || hd_sched_is_before(s->run[i - 1], q));
-        HD_ASSERT(q->slot >= 0 && q->slot < s->n_slot);
+        HD_ASSERT(q->slot >= 0 && q->slot < s->n_slot && !q->has_room);
+        int n_place = 0;
+        for (int k = 0; k < s->n_run; k++) n_place += s->place[k] == q;
+        HD_ASSERT(n_place == 1);
         for (int k = 0; k < i; k++) HD_ASSERT(s->run[k]->slot != q->slot);
         for (int k = 0; k < s->n_free_slot; k++) HD_ASSERT(s->free_slot[k] != q->slot);
         HD_ASSERT(q->n_computed <= q->n_tok && q->n_tok <= q->n_tok_max);

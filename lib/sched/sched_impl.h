@@ -44,6 +44,7 @@ struct hd_seq {
     int n_hit;
     int64_t admitted_ns; /* -1: not yet */
     bool preempted;      /* waiting again */
+    bool has_room;       /* during a plan: it gets a decoding row */
     int slot;            /* running; else -1 */
     int flight_ix;       /* in the last planned batch; else -1 */
     int n_page;          /* pages held: page[0..n_page) */
@@ -62,7 +63,9 @@ struct hd_sched {
     int n_page_seq; /* longest page table */
     hd_pages *pages;
     hd_prefix *prefix;
-    hd_seq **run; /* [n_slot] by rank */
+    hd_seq **run;             /* [n_slot] by rank */
+    hd_seq **place, **merged; /* [n_slot] the same in the order of their rows; for sorting it */
+    int n_since_reorder;
     int n_run;
     int32_t *free_slot; /* [n_slot] stack */
     int n_free_slot;
@@ -107,6 +110,9 @@ static inline bool hd_sched_is_before(const hd_seq *a, const hd_seq *b) {
 hd_seq *hd_sched_next_waiting(const hd_sched *s, const hd_seq *q);
 /* The waiting sequence that is longest overdue, or NULL: its turn has not come, or none is. */
 hd_seq *hd_sched_aged(const hd_sched *s, int64_t now_ns);
+
+/* Renews the order of rows when it is time. */
+void hd_sched_reorder(hd_sched *s);
 
 /* Whether step times can be predicted. */
 static inline bool hd_sched_knows(const hd_sched *s) {

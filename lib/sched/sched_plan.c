@@ -105,8 +105,7 @@ static hd_seq *cheapest(const hd_sched *s, int from) {
 /* Decoding */
 
 /* Makes sure that the next position of q, run[i], has a page; false: q itself was preempted for
- * want of one. Victims stand behind q and have no rows in the batch: they are added in the same
- * order. */
+ * want of one. Victims stand behind q, and have no rows in the batch yet nor room for one. */
 static bool reach_page(hd_sched *s, struct plan *p, hd_seq *q, int i) {
     while (q->n_page * s->c.page_tok <= q->n_computed) {
         int page = hd_prefix_take(s->prefix);
@@ -131,7 +130,12 @@ static void plan_decodes(hd_sched *s, struct plan *p) {
     for (int i = 0; i < s->n_run; i++) {
         hd_seq *q = s->run[i];
         if (hd_seq_n_wanted(q) != 1 || q->flight_ix >= 0) continue;
-        if (!reach_page(s, p, q, i)) continue;
+        q->has_room = reach_page(s, p, q, i);
+    }
+    for (int i = 0; i < s->n_run; i++) {
+        hd_seq *q = s->place[i];
+        if (!q->has_room) continue;
+        q->has_room = false;
         add_rows(s, p, q, 1);
         p->decoding |= 1U << q->service;
     }
@@ -371,6 +375,7 @@ int hd_sched_plan(hd_sched *s, int64_t now_ns, hd_batch *b) {
                      .aged = hd_sched_aged(s, now_ns)};
     bool prompts_only = s->prompts_next;
     make_way(s, &p);
+    hd_sched_reorder(s);
     if (prompts_only) plan_prompts(s, &p);
     s->prompts_next = false; /* never two steps running: decoding goes on */
     if (b->n_row == 0) {

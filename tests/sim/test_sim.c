@@ -64,6 +64,8 @@ static void choose_config(struct sim *m) {
     c->exact = rng_chance(r, 0.2);
     c->expand_min = rng_chance(r, 0.5) ? rng_int(r, 0, 20) : rng_int(r, 0, 200);
     c->model_key = rng_next(r);
+    c->reorder = (enum hd_reorder)rng_int(r, 0, 3);
+    c->reorder_interval = rng_int(r, 1, 8);
     m->n_left = rng_int(r, 10, 60);
     m->arrive_p = rng_chance(r, 0.2) ? 1.0 : 0.02 + 0.3 * rng_int(r, 0, 2);
     m->cancel_p = rng_chance(r, 0.4) ? 0.0 : 0.01 * rng_int(r, 1, 10);

@@ -273,6 +273,44 @@ static void urgent_ones_take_the_place_of_patient_ones(void **state) {
     close_world(&w);
 }
 
+/* ---- order of rows ---- */
+
+static void rows_stand_as_the_policy_says(void **state) {
+    (void)state;
+    for (int policy = HD_REORDER_NONE; policy <= HD_REORDER_LENGTH; policy++) {
+        hd_sched_config c = config();
+        c.reorder = (enum hd_reorder)policy;
+        c.reorder_interval = 2;
+        world w;
+        open_world(&w, c);
+        hd_seq *q[6];
+        for (int i = 0; i < 6; i++) {
+            if (i % 2 == 1) w.from = 0; /* 1, 3 and 5 begin as 0 does, which is in the cache then */
+            q[i] = submit_as(&w, 100 + 40 * ((i * 5) % 6), 300, HD_SERVICE_STANDARD);
+            for (int k = 0; k < 2; k++) step(&w);
+            w.from = 10000 * (i + 1);
+        }
+        for (int k = 0; k < 60; k++) step(&w); /* all decode */
+        assert_int_equal(w.b.n_row, 6);
+        int n_together = 0, n_ascending = 0, n_as_started = 0;
+        for (int i = 0; i < 6; i++) {
+            const hd_seq *at = hd_sched_seq_at(w.s, &w.b, i);
+            const hd_seq *before = i > 0 ? hd_sched_seq_at(w.s, &w.b, i - 1) : NULL;
+            n_as_started += at == q[i];
+            if (!before) continue;
+            n_ascending += hd_seq_n_tok(before) <= hd_seq_n_tok(at);
+            n_together += hd_seq_tokens(before)[0] == 0 && hd_seq_tokens(at)[0] == 0;
+        }
+        if (policy == HD_REORDER_NONE) assert_int_equal(n_as_started, 6);
+        if (policy == HD_REORDER_LENGTH) assert_int_equal(n_ascending, 5);
+        if (policy == HD_REORDER_PREFIX) assert_int_equal(n_together, 3);
+        if (policy == HD_REORDER_NONE) assert_true(n_ascending < 5 && n_together < 3);
+        run_out(&w);
+        for (int i = 0; i < 6; i++) hd_seq_free(q[i]);
+        close_world(&w);
+    }
+}
+
 /* ---- chunks by time ---- */
 
 static void prompts_leave_decoders_their_pace(void **state) {
@@ -362,6 +400,7 @@ int main(void) {
         cmocka_unit_test(tenants_share_fairly),
         cmocka_unit_test(lost_deadlines_are_told),
         cmocka_unit_test(urgent_ones_take_the_place_of_patient_ones),
+        cmocka_unit_test(rows_stand_as_the_policy_says),
         cmocka_unit_test(prompts_leave_decoders_their_pace),
         cmocka_unit_test(steps_keep_their_bound),
         cmocka_unit_test(late_prompts_get_more),

@@ -52,7 +52,8 @@ hd_status hd_bench_open_model(struct hd_bench_model *b, int n_row, int n_seq, in
                                .n_page = seq_pages * n_seq,
                                .page_tok = page_tok,
                                .kv_type = b->mo.kv_type};
-    HD_TRY(hd_place_find(&(hd_place_ask){.checkpoint = b->checkpoint,
+    HD_TRY(hd_place_find(&(hd_place_ask){.n_rank = 1,
+                                         .checkpoint = b->checkpoint,
                                          .dev = &b->dev,
                                          .device_gib = b->o->gpu_memory_gib,
                                          .kv_bytes = (uint64_t)b->mo.n_page * (uint64_t)page_tok *

@@ -11,6 +11,7 @@ static uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
 hd_status hd_place_find(const hd_place_ask *a, hd_place *out) {
     bool has_memory = hd_dev_has_memory(a->dev);
     uint64_t weights = 0, room;
+    HD_ASSERT(a->n_rank >= 1);
     *out = (hd_place){.plan = a->plan};
     room = has_memory ? a->dev->ops->free_bytes(a->dev->ctx) : hd_memory_free_bytes("");
     if (has_memory && a->device_gib > 0) room = smaller(room, (uint64_t)(a->device_gib * 0x1p30));

@@ -11,7 +11,7 @@ typedef struct hd_place_ask {
     const hd_checkpoint *checkpoint;
     const hd_dev *dev;
     bool is_expert_parallel;
-    int n_rank; /* each has a part of the weights and a device; on the host they share memory */
+    int n_rank; /* from 1: each has a part of the weights and a device; the host they share */
     double device_gib; /* GiB of the device's memory to take at most; 0: all that is free */
     uint64_t kv_bytes; /* to be left for the KV cache at least */
     const char *plan;  /* hd_model_options.offload_plan */

@@ -6,6 +6,15 @@
 #include "engine/place.h"
 #include "model/model.h"
 
+enum { HD_BENCH_LIST_MAX = 16 };
+struct hd_bench_list {
+    int n, v[HD_BENCH_LIST_MAX];
+};
+/* "1,2,3" of the option. */
+HD_MUST_CHECK hd_status hd_bench_parse_list(const char *flag, const char *text,
+                                            struct hd_bench_list *out);
+int hd_bench_largest(const struct hd_bench_list *l);
+
 /* Time as --clock says: the wall's; or the processor time of this thread, in which waiting takes
  * none: what a machine would need that nobody else uses. */
 typedef struct hd_work_clock {
@@ -55,6 +64,9 @@ double hd_bench_decode(struct hd_bench_model *b, int n_seq, int context);
  * before the tokens of this one are fetched. ns [n_step]: from tokens to tokens. */
 void hd_bench_decode_many(struct hd_bench_model *b, int n_seq, int context, int n_step,
                           int64_t *ns);
+
+/* The command, after the word `matrix`; returns the exit code. */
+int hd_bench_matrix(const struct hd_options *o, int n_arg, char **arg);
 
 /* --save-cost: measures the cost profile of an opened model, and writes it. */
 HD_MUST_CHECK hd_status hd_bench_cost(struct hd_bench_model *m);

@@ -5,8 +5,31 @@
 #include "engine/load.h"
 #include "engine/sizes.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+hd_status hd_bench_parse_list(const char *flag, const char *text, struct hd_bench_list *out) {
+    const char *p = text;
+    out->n = 0;
+    for (;;) {
+        char *end;
+        long v = strtol(p, &end, 10);
+        if (end == p || v < 1 || v > 1 << 20 || (*end != 0 && *end != ',') ||
+            out->n == HD_BENCH_LIST_MAX)
+            return HD_FAIL(INVALID, "--%s: expected at most %d numbers from 1, found \"%s\"", flag,
+                           HD_BENCH_LIST_MAX, text);
+        out->v[out->n++] = (int)v;
+        if (*end == 0) return HD_OK;
+        p = end + 1;
+    }
+}
+
+int hd_bench_largest(const struct hd_bench_list *l) {
+    int top = 0;
+    for (int i = 0; i < l->n; i++) top = l->v[i] > top ? l->v[i] : top;
+    return top;
+}
 
 hd_status hd_work_clock_init(hd_work_clock *c, const struct hd_options *o) {
     *c = (hd_work_clock){.is_processor = strcmp(o->bench_clock, "processor") == 0};

@@ -17,18 +17,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LIST_MAX = 16, RUN_MAX = 1000 };
-
-struct list {
-    int n, v[LIST_MAX];
-};
+enum { RUN_MAX = 1000 };
 
 struct bench {
     struct hd_bench_model m;
     hd_dev_roofline roof;             /* zeros when the backend does not tell */
     double fixed_bytes, expert_bytes; /* weights read in every step; all routed experts */
     double active_params;             /* a token's multiply-adds outside of attention */
-    struct list prompts, batches, contexts;
+    struct hd_bench_list prompts, batches, contexts;
     hd_json *json; /* NULL: lines for people */
 };
 
@@ -40,27 +36,6 @@ struct point {
 };
 
 /* ---- options ---- */
-
-static hd_status parse_list(const char *flag, const char *text, struct list *out) {
-    const char *p = text;
-    out->n = 0;
-    for (;;) {
-        char *end;
-        long v = strtol(p, &end, 10);
-        if (end == p || v < 1 || v > 1 << 20 || (*end != 0 && *end != ',') || out->n == LIST_MAX)
-            return HD_FAIL(INVALID, "--%s: expected at most %d numbers from 1, found \"%s\"", flag,
-                           LIST_MAX, text);
-        out->v[out->n++] = (int)v;
-        if (*end == 0) return HD_OK;
-        p = end + 1;
-    }
-}
-
-static int largest(const struct list *l) {
-    int top = 0;
-    for (int i = 0; i < l->n; i++) top = l->v[i] > top ? l->v[i] : top;
-    return top;
-}
 
 static int larger(int a, int b) { return a > b ? a : b; }
 
@@ -89,8 +64,9 @@ static hd_status open_all(struct bench *b, const struct hd_options *o, const cha
     HD_TRY(count_weights(b));
     if (b->m.dev.ops->roofline) HD_TRY(b->m.dev.ops->roofline(b->m.dev.ctx, &b->roof));
     if (o->bench_products) return HD_OK;
-    int n_pos = larger(largest(&b->prompts), largest(&b->contexts));
-    return hd_bench_open_model(&b->m, o->max_num_batched_tokens, largest(&b->batches), n_pos);
+    int n_pos = larger(hd_bench_largest(&b->prompts), hd_bench_largest(&b->contexts));
+    return hd_bench_open_model(&b->m, o->max_num_batched_tokens, hd_bench_largest(&b->batches),
+                               n_pos);
 }
 
 static int ascending(const void *a, const void *b) {
@@ -246,9 +222,9 @@ static void describe(struct bench *b, const char *model) {
 }
 
 static hd_status parse_lists(struct bench *b, const struct hd_options *o) {
-    HD_TRY(parse_list("prompt-lengths", o->bench_prompts, &b->prompts));
-    HD_TRY(parse_list("batch-sizes", o->bench_batches, &b->batches));
-    return parse_list("contexts", o->bench_contexts, &b->contexts);
+    HD_TRY(hd_bench_parse_list("prompt-lengths", o->bench_prompts, &b->prompts));
+    HD_TRY(hd_bench_parse_list("batch-sizes", o->bench_batches, &b->batches));
+    return hd_bench_parse_list("contexts", o->bench_contexts, &b->contexts);
 }
 
 static int run_cost(const struct hd_options *o, const char *model) {
@@ -289,6 +265,7 @@ static int run_points(const struct hd_options *o, const char *model) {
 
 static int run(const struct hd_options *o, int n_arg, char **arg) {
     if (n_arg > 0 && strcmp(arg[0], "serve") == 0) return hd_bench_serve(o, n_arg);
+    if (n_arg > 0 && strcmp(arg[0], "matrix") == 0) return hd_bench_matrix(o, n_arg, arg);
     if (n_arg > 0 && strcmp(arg[0], "compare") == 0) return hd_bench_compare(o, n_arg, arg);
     if (n_arg > 1) return hd_command_usage(&hd_cmd_bench, "one model at a time");
     const char *model = n_arg == 1 ? arg[0] : o->model;
@@ -298,7 +275,7 @@ static int run(const struct hd_options *o, int n_arg, char **arg) {
 const struct hd_command hd_cmd_bench = {
     .name = "bench",
     .summary = "measure speed: prompts and steps, as a share of the machine's own limits",
-    .usage = "[options] [MODEL | serve | compare [MODEL]]",
+    .usage = "[options] [MODEL | serve | compare [MODEL] | matrix [MODEL]]",
     .details =
         "Runs the model alone, without server and scheduler: prompts of --prompt-lengths, then\n"
         "single steps of --batch-sizes sequences at --contexts. tok/s is of the median run.\n"
@@ -313,12 +290,17 @@ const struct hd_command hd_cmd_bench = {
         "in\n"
         "this process (or --simulated): what continuous batching over pages gains over padded\n"
         "batches that are collected for 50 ms and run to their end.\n\n"
+        "'hadal bench matrix' times the attention switches on and off, alone and together: the\n"
+        "largest of --prompt-lengths, the first and the largest of --batch-sizes at the largest "
+        "of\n"
+        "--contexts; 'difference' is of the logits, against both off. They act on a GPU.\n\n"
         "--save-cost measures step times for 'hadal sim'.\n\n"
         "  hadal bench mini --threads 1\n"
         "  hadal bench --products --seconds 0.1\n"
         "  hadal bench v2-lite.gguf --batch-sizes 1,8,32 --contexts 1024 --json\n"
         "  hadal bench serve --request-rate 8 --num-prompts 200 --goodput ttft:200,tpot:50\n"
         "  hadal bench compare --request-rate 0 --random-range-ratio 0.8 --seed 1\n"
+        "  hadal bench matrix v2-lite.gguf --backend cuda --prompt-lengths 8192 --contexts 8192\n"
         "  hadal bench mini --save-cost mini.cost\n",
     .run = run,
 };

@@ -45,3 +45,16 @@ test('bad lists and contexts are refused', () => {
   assert.equal(r.status, 1);
   assert.match(r.stderr, /4096 tokens of context: the model has 2048/);
 });
+
+test('the matrix of attention switches', () => {
+  const r = bench('matrix', 'mini', ...small, '--json');
+  assert.equal(r.status, 0, r.stderr);
+  const { cells } = JSON.parse(r.stdout);
+  assert.deepEqual(cells.map((c) => [c['context-fmha'], c['multi-block']]), [[false, false], [true, false], [false, true], [true, true]]);
+  for (const c of cells) {
+    assert.ok(c.prompt_tokens_per_s > 0 && c.decode_few_tokens_per_s > 0 && c.decode_many_tokens_per_s > 0);
+    assert.equal(c.difference, 0, 'the cpu has one way');
+  }
+  assert.match(bench('matrix', 'mini', ...small).stdout, /context-fmha {2}multi-block .*prompt of 70.*1 at context 40.*3 at context 40/);
+  assert.equal(bench('matrix', 'mini', 'other').status, 2);
+});

@@ -14,19 +14,21 @@ constexpr int UNIT = HD_CUDA_UNIT;
 // ---- flash attention ----
 
 // Eight warps of 16 query rows; keys and values of up to DK and DV elements. IS_GROUP: products by
-// groups of four warps (Hopper), two blocks a multiprocessor.
-template <int DK_, int DV_, bool IS_GROUP_> struct flash_shape {
+// groups of four warps (Hopper), the next unit of keys and of values on their way. IS_PAGED: keys
+// and values lie in a cache's pages; else one row a position.
+template <int DK_, int DV_, bool IS_GROUP_, bool IS_PAGED_> struct flash_shape {
     static constexpr int DK = DK_, DV = DV_, ROWS = HD_CUDA_QUERY_ROWS, THREADS = 2 * ROWS;
-    static constexpr bool IS_GROUP = IS_GROUP_;
-    static constexpr int BLOCKS = IS_GROUP || DK <= 64 ? 2 : 1;
+    static constexpr bool IS_GROUP = IS_GROUP_, IS_PAGED = IS_PAGED_;
+    static constexpr int STAGES = IS_GROUP ? 2 : 1, BLOCKS = DK <= 64 ? 2 : 1;
     static constexpr int Q_BYTES = ROWS * DK * 2, K_BYTES = UNIT * DK * 2, V_BYTES = UNIT * DV * 2;
-    static constexpr int SHARED = Q_BYTES + K_BYTES + V_BYTES;
+    static constexpr int SHARED = Q_BYTES + STAGES * (K_BYTES + V_BYTES);
     static_assert(DK % 64 == 0 && DV % 64 == 0, "whole columns");
 };
 
-// Rows row0 .. row0 + n_row from position `pos` on, against positions pos0 .. end.
+// Rows row0 .. row0 + n_row from position `pos` on, against positions pos0 .. end, of which pos0 is
+// in row `at`, or pages from page0 on are the sequence's.
 struct flash_task {
-    int row0, n_row, seq, pos, pos0, end, at;
+    int row0, n_row, pos, pos0, end, at, page0;
     bool is_rest, is_part; // the softmax comes from the state, goes there
 };
 
@@ -34,9 +36,9 @@ static __device__ __forceinline__ flash_task find_flash(const hd_cuda_flash &a) 
     hd_cuda_flash_task t = a.task[blockIdx.x];
     hd_cuda_flash_part p = {0, INT_MAX, 0, 0};
     if (a.part != nullptr) p = a.part[t.seq - a.seq0];
-    int end = t.pos + t.n_row;
-    return {t.row0,           t.n_row, t.seq,      t.pos,       p.pos0,
-            min(p.pos1, end), p.at,    p.pos0 > 0, p.pos1 < end};
+    int end = t.pos + t.n_row, page0 = a.page != nullptr ? a.seq_page0[t.seq] : 0;
+    return {t.row0, t.n_row, t.pos,      p.pos0,      min(p.pos1, end),
+            p.at,   page0,   p.pos0 > 0, p.pos1 < end};
 }
 
 template <class S>
@@ -61,52 +63,36 @@ static __device__ __forceinline__ void flash_queries(const hd_cuda_flash &a, con
     }
 }
 
-// Where the rows of a task's keys or values are.
-struct flash_source {
-    const unsigned char *base; // of the task's key head
-    size_t row_bytes;
-    int n_piece;         // of 16 bytes a row
-    const int32_t *page; // of the sequence; NULL: row 0 is position pos0
-    int page_tok, pos0;
-};
-
-static __device__ __forceinline__ flash_source flash_source_of(const hd_cuda_flash &a,
-                                                               const flash_task &t, int head,
-                                                               bool is_value) {
-    size_t ld = is_value ? a.ld_value : a.ld_key;
-    size_t skip = (size_t)head * (is_value ? a.ld_value_head : a.ld_head);
-    if (a.page == nullptr) skip += (size_t)t.at * ld;
-    flash_source s;
-    s.base = (const unsigned char *)(is_value ? a.values : a.keys) + skip * 2;
-    s.row_bytes = ld * 2;
-    s.n_piece = ((is_value ? a.n_v : a.n_key) + 7) / 8;
-    s.page = a.page == nullptr ? nullptr : a.page + a.seq_page0[t.seq];
-    s.page_tok = a.page_tok, s.pos0 = t.pos0;
-    return s;
-}
-
-// The unit of positions from p0, of which those before `end` exist. Eight lanes a row.
-template <int D, int THREADS>
-static __device__ __forceinline__ void flash_copy(const flash_source &s, int p0, int end,
-                                                  uint32_t to) {
-    int lane = (int)threadIdx.x % 8;
+// The unit of positions from p0, of those before `end`: keys, or values. Eight lanes a row; zeros
+// where nothing is.
+template <class S, bool IS_VALUE>
+static __device__ __forceinline__ void flash_copy(const hd_cuda_flash &a, const flash_task &t,
+                                                  int kv_head, int p0, uint32_t to) {
+    constexpr int D = IS_VALUE ? S::DV : S::DK;
+    int lane = (int)threadIdx.x % 8, n_piece = ((IS_VALUE ? a.n_v : a.n_key) + 7) / 8;
+    size_t ld = IS_VALUE ? a.ld_value : a.ld_key;
+    const unsigned char *base = (const unsigned char *)(IS_VALUE ? a.values : a.keys) +
+                                (size_t)kv_head * (IS_VALUE ? a.ld_value_head : a.ld_head) * 2;
+    base += 16 * lane;
 #pragma unroll
-    for (int r0 = 0; r0 < UNIT; r0 += THREADS / 8) {
-        int r = r0 + (int)threadIdx.x / 8, p = p0 + r;
-        bool is_there = p < end;
-        size_t row = 0;
-        if (is_there)
-            row = s.page == nullptr ? (size_t)(p - s.pos0)
-                                    : (size_t)s.page[p / s.page_tok] * (size_t)s.page_tok +
-                                          (size_t)(p % s.page_tok);
-        const unsigned char *from = s.base + row * s.row_bytes;
+    for (int r0 = 0; r0 < UNIT; r0 += S::THREADS / 8) {
+        int r = r0 + (int)threadIdx.x / 8, p = min(p0 + r, t.end - 1);
+        bool is_there = p0 + r < t.end;
+        size_t row;
+        if constexpr (S::IS_PAGED)
+            row = (size_t)a.page[t.page0 + p / a.page_tok] * (size_t)a.page_tok +
+                  (size_t)(p % a.page_tok);
+        else
+            row = (size_t)(t.at + p - t.pos0);
+        const unsigned char *from = base + row * ld * 2;
 #pragma unroll
         for (int j = 0; j < D / 64; j++) {
             int piece = 8 * j + lane;
-            bool has = is_there && piece < s.n_piece;
-            copy_piece(to + column_piece_at<UNIT>(r, piece), has ? from + 16 * piece : s.base, has);
+            bool has = is_there && piece < n_piece;
+            copy_piece(to + column_piece_at<UNIT>(r, piece), has ? from + 128 * j : from, has);
         }
     }
+    end_copies();
 }
 
 // What a warp keeps of its rows: maxima of the products, this lane's parts of the sums, and the
@@ -196,11 +182,11 @@ static __device__ __forceinline__ void flash_scores(uint32_t q, uint32_t k, int 
     }
 }
 
-// Weights of the unit's positions, unnormalised, in s; earlier values are rescaled. Position p0 + c
-// is seen by row i if it is at most pos0 + i.
+// Weights of the unit's positions, unnormalised, in s; earlier values are to be multiplied with
+// keep. Position p0 + c is seen by row i if it is at most pos0 + i.
 template <class S>
 static __device__ __forceinline__ void flash_soften(float s[8][4], float scale, int p0, int pos0,
-                                                    flash_rows<S> *w) {
+                                                    flash_rows<S> *w, float keep[2]) {
     int g = (int)threadIdx.x % 32 / 4, q = (int)threadIdx.x % 4;
     bool is_cut = p0 + UNIT - 1 > pos0;
 #pragma unroll
@@ -218,7 +204,8 @@ static __device__ __forceinline__ void flash_soften(float s[8][4], float scale, 
         for (int j = 0; j < 8; j++) top = fmaxf(top, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
         top = fmaxf(top, shuffle_xor(top, 1));
         top = fmaxf(top, shuffle_xor(top, 2));
-        float keep = exp2_fast((w->top[i] - top) * scale), base = top * scale, sum = 0;
+        float base = top * scale, sum = 0;
+        keep[i] = exp2_fast((w->top[i] - top) * scale);
         w->top[i] = top;
 #pragma unroll
         for (int j = 0; j < 8; j++)
@@ -228,10 +215,16 @@ static __device__ __forceinline__ void flash_soften(float s[8][4], float scale, 
                 s[j][2 * i + c] = v;
                 sum += v;
             }
-        w->sum[i] = __fmaf_rn(w->sum[i], keep, sum);
-#pragma unroll
-        for (int j = 0; j < S::DV / 8; j++) w->out[j][2 * i] *= keep, w->out[j][2 * i + 1] *= keep;
+        w->sum[i] = __fmaf_rn(w->sum[i], keep[i], sum);
     }
+}
+
+template <class S>
+static __device__ __forceinline__ void flash_rescale(const float keep[2], flash_rows<S> *w) {
+#pragma unroll
+    for (int j = 0; j < S::DV / 8; j++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) w->out[j][c] *= keep[c / 2];
 }
 
 template <class S>
@@ -253,115 +246,162 @@ static __device__ __forceinline__ void flash_values(const float s[8][4], uint32_
     }
 }
 
-#ifdef HD_HAS_GROUP_PRODUCT
-// The same two, of a group of four warps with 64 rows.
 template <class S>
-static __device__ __forceinline__ void flash_group_scores(uint32_t q, uint32_t k, int row0,
-                                                          float s[8][4]) {
+static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) flash(const hd_cuda_flash a) {
+    extern __shared__ __align__(1024) unsigned char shared_columns[];
+    flash_task t = find_flash(a);
+    if (t.pos0 >= t.end) return; // complete since an earlier part
+    int head = (int)blockIdx.y, kv_head = head / (a.n_head / a.n_head_kv);
+    uint32_t q = shared_address(shared_columns), k = q + S::Q_BYTES, v = k + S::K_BYTES;
+    int row0 = (int)threadIdx.x / 32 * 16; // of this warp
+    float scale = a.scale * LOG2_E;
+    flash_copy<S, false>(a, t, kv_head, t.pos0, k);
+    flash_queries<S>(a, t, head, shared_columns);
+    flash_rows<S> w;
+    flash_begin<S>(a, t, head, row0, &w);
+    int last = t.pos + row0 + 15; // of the warp's rows: units past it change nothing
+    for (int p = t.pos0; p < t.end; p += UNIT) {
+        float s[8][4], keep[2];
+        await_copies<0>();
+        __syncthreads(); // the keys are there, the values before have been used
+        flash_copy<S, true>(a, t, kv_head, p, v);
+        if (p <= last) flash_scores<S>(q, k, row0, s);
+        await_copies<0>();
+        __syncthreads(); // the values are there, the keys have been used
+        if (p + UNIT < t.end) flash_copy<S, false>(a, t, kv_head, p + UNIT, k);
+        if (p > last) continue;
+        flash_soften<S>(s, scale, p, t.pos + row0, &w, keep);
+        flash_rescale<S>(keep, &w);
+        flash_values<S>(s, v, &w);
+    }
+    flash_end<S>(a, t, head, row0, w);
+}
+
+// ---- the same with products of groups of four warps, 64 rows each ----
+
+#ifdef HD_HAS_GROUP_PRODUCT
+// These begin: what they read and write is theirs until await_products.
+template <class S>
+static __device__ __forceinline__ void begin_scores(uint32_t q, uint32_t k, float s[8][4]) {
     begin_products();
 #pragma unroll
     for (int e = 0; e < S::DK / 16; e++)
-        group_product(s, column_of(q + (uint32_t)(e / 4 * S::ROWS * 128 + row0 * 128 + e % 4 * 32)),
+        group_product(s, column_of(q + (uint32_t)(e / 4 * S::ROWS * 128 + e % 4 * 32)),
                       column_of(k + (uint32_t)(e / 4 * UNIT * 128 + e % 4 * 32)), e > 0);
     end_products();
-    await_products();
 }
 
 template <class S>
-static __device__ __forceinline__ void flash_group_values(const float s[8][4], uint32_t v,
-                                                          float out[S::DV / 8][4]) {
-    uint32_t p[4][4];
-#pragma unroll
-    for (int e = 0; e < 4; e++) left_fragment(s + 2 * e, p[e]);
+static __device__ __forceinline__ void begin_values(const uint32_t p[4][4], uint32_t v,
+                                                    flash_rows<S> *w) {
     begin_products();
 #pragma unroll
     for (int e = 0; e < 4; e++)
 #pragma unroll
         for (int j = 0; j < S::DV / 64; j++)
-            group_product(out + 8 * j, p[e],
+            group_product(w->out + 8 * j, p[e],
                           column_of(v + (uint32_t)(j * UNIT * 128 + e * 16 * 128)));
     end_products();
-    await_products();
-}
-#endif
-
-// Where copies have arrived: for every thread of the block, and the tensor cores.
-template <class S> static __device__ __forceinline__ void await_tile(void) {
-    await_copies<0>();
-#ifdef HD_HAS_GROUP_PRODUCT
-    if (S::IS_GROUP) show_to_products();
-#endif
-    __syncthreads();
 }
 
+// Weighted values of a unit are summed while the weights of the next are computed.
 template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) flash(const hd_cuda_flash a) {
-    if constexpr (S::IS_GROUP && !HAS_GROUP_PRODUCT) return; // not launched
-    extern __shared__ __align__(1024) unsigned char shared_columns[];
-    unsigned char *shared = shared_columns;
+static __device__ __forceinline__ void flash_by_groups(const hd_cuda_flash &a,
+                                                       unsigned char *shared) {
     flash_task t = find_flash(a);
     if (t.pos0 >= t.end) return; // complete since an earlier part
     int head = (int)blockIdx.y, kv_head = head / (a.n_head / a.n_head_kv);
-    uint32_t q = shared_address(shared), k = q + S::Q_BYTES, v = k + S::K_BYTES;
-    int row0 = (int)threadIdx.x / 32 * 16; // of this warp
-    int pos0 = t.pos, end = t.end;
-    float scale = a.scale * LOG2_E;
-    flash_source keys = flash_source_of(a, t, kv_head, false);
-    flash_source values = flash_source_of(a, t, kv_head, true);
-    flash_copy<S::DK, S::THREADS>(keys, t.pos0, end, k);
-    end_copies();
+    int row0 = (int)threadIdx.x / 32 * 16, group0 = row0 / 64 * 64; // of this warp, of its group
+    uint32_t q = shared_address(shared), k = q + S::Q_BYTES, v = k + 2 * S::K_BYTES;
+    float scale = a.scale * LOG2_E, s[8][4], keep[2];
+    flash_copy<S, false>(a, t, kv_head, t.pos0, k);
     flash_queries<S>(a, t, head, shared);
+    q += (uint32_t)(group0 * 128);
     flash_rows<S> w;
     flash_begin<S>(a, t, head, row0, &w);
-    // Rows that see nothing of a unit stay as they are: those of the warp, or of its group.
-    constexpr int TOGETHER = S::IS_GROUP ? 64 : 16;
-    int last = pos0 + row0 / TOGETHER * TOGETHER + TOGETHER - 1;
-    for (int p = t.pos0; p < end; p += UNIT) {
-        float s[8][4];
-        await_tile<S>(); // the keys are there, the values before have been used
-        flash_copy<S::DV, S::THREADS>(values, p, end, v);
-        end_copies();
-#ifdef HD_HAS_GROUP_PRODUCT
-        if constexpr (S::IS_GROUP) {
-            if (p <= last) flash_group_scores<S>(q, k, row0 / 64 * 64, s);
-        } else
-#endif
-            if (p <= last)
-            flash_scores<S>(q, k, row0, s);
-        await_tile<S>(); // the values are there, the keys have been used
-        if (p + UNIT < end) flash_copy<S::DK, S::THREADS>(keys, p + UNIT, end, k);
-        end_copies();
-        if (p > last) continue;
-        flash_soften<S>(s, scale, p, pos0 + row0, &w);
-#ifdef HD_HAS_GROUP_PRODUCT
-        if constexpr (S::IS_GROUP)
-            flash_group_values<S>(s, v, w.out);
-        else
-#endif
-            flash_values<S>(s, v, &w);
+    // Units of the task, and those that the group's rows see: others change nothing.
+    int n = (t.end - t.pos0 + UNIT - 1) / UNIT, n_seen = t.pos + group0 + 64 - t.pos0;
+    n_seen = n_seen <= 0 ? 0 : min(n, (n_seen + UNIT - 1) / UNIT);
+    auto turn = [&](int u) { // to unit u: its values are there, and the next one's keys
+        await_copies<0>();
+        show_to_products();
+        __syncthreads(); // keys of u and values before it have been used
+        if (u + 2 < n)
+            flash_copy<S, false>(a, t, kv_head, t.pos0 + (u + 2) * UNIT,
+                                 k + (uint32_t)(u & 1) * S::K_BYTES);
+        if (u + 1 < n)
+            flash_copy<S, true>(a, t, kv_head, t.pos0 + (u + 1) * UNIT,
+                                v + (uint32_t)(u + 1 & 1) * S::V_BYTES);
+    };
+    uint32_t weight[4][4];
+    turn(-1);
+    if (n_seen > 0) {
+        begin_scores<S>(q, k, s);
+        await_products<0>();
+        flash_soften<S>(s, scale, t.pos0, t.pos + row0, &w, keep);
+        flash_rescale<S>(keep, &w);
     }
+    for (int u = 0; u < n_seen - 1; u++) {
+        turn(u);
+#pragma unroll
+        for (int e = 0; e < 4; e++) left_fragment(s + 2 * e, weight[e]);
+        begin_scores<S>(q, k + (uint32_t)(u + 1 & 1) * S::K_BYTES, s);
+        begin_values<S>(weight, v + (uint32_t)(u & 1) * S::V_BYTES, &w);
+        await_products<1>();
+        flash_soften<S>(s, scale, t.pos0 + (u + 1) * UNIT, t.pos + row0, &w, keep);
+        await_products<0>();
+        flash_rescale<S>(keep, &w);
+    }
+    if (n_seen > 0) {
+        turn(n_seen - 1);
+#pragma unroll
+        for (int e = 0; e < 4; e++) left_fragment(s + 2 * e, weight[e]);
+        begin_values<S>(weight, v + (uint32_t)(n_seen - 1 & 1) * S::V_BYTES, &w);
+        await_products<0>();
+    }
+    for (int u = n_seen; u < n; u++) turn(u);
     flash_end<S>(a, t, head, row0, w);
+}
+#endif
+
+template <class S>
+static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
+    flash_groups(const hd_cuda_flash a) {
+#ifdef HD_HAS_GROUP_PRODUCT
+    extern __shared__ __align__(1024) unsigned char shared_columns[];
+    flash_by_groups<S>(a, shared_columns);
+#endif
 }
 
 template <class S> static void launch_flash(const hd_cuda_flash *a, cudaStream_t stream) {
     dim3 grid((unsigned)a->n_task, (unsigned)a->n_head);
-    auto kernel = flash<S>;
+    void (*kernel)(hd_cuda_flash);
+    if constexpr (S::IS_GROUP)
+        kernel = flash_groups<S>;
+    else
+        kernel = flash<S>;
     (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                S::SHARED);
     HD_LAUNCH(kernel, grid, S::THREADS, S::SHARED, stream, *a);
 }
 
-template <bool IS_GROUP> static void launch_flash_of(const hd_cuda_flash *a, cudaStream_t stream) {
+template <bool IS_GROUP, bool IS_PAGED>
+static void launch_flash_of(const hd_cuda_flash *a, cudaStream_t stream) {
     if (a->n_key <= 64 && a->n_v <= 64)
-        launch_flash<flash_shape<64, 64, IS_GROUP>>(a, stream);
+        launch_flash<flash_shape<64, 64, IS_GROUP, IS_PAGED>>(a, stream);
     else if (a->n_key <= 128)
-        launch_flash<flash_shape<128, 128, IS_GROUP>>(a, stream);
+        launch_flash<flash_shape<128, 128, IS_GROUP, IS_PAGED>>(a, stream);
     else
-        launch_flash<flash_shape<192, 128, IS_GROUP>>(a, stream);
+        launch_flash<flash_shape<192, 128, IS_GROUP, IS_PAGED>>(a, stream);
 }
 
 extern "C" void hd_cuda_run_flash(const hd_cuda_flash *a, cudaStream_t stream) {
-    (a->has_group_products ? launch_flash_of<true> : launch_flash_of<false>)(a, stream);
+    if (a->page != nullptr)
+        (a->has_group_products ? launch_flash_of<true, true>
+                               : launch_flash_of<false, true>)(a, stream);
+    else
+        (a->has_group_products ? launch_flash_of<true, false>
+                               : launch_flash_of<false, false>)(a, stream);
 }
 
 extern "C" bool hd_cuda_can_flash(int n_key, int n_v) { return n_key <= 192 && n_v <= 128; }

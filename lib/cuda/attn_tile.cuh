@@ -67,7 +67,6 @@ template <int ROWS> static __device__ __forceinline__ uint32_t column_piece_at(i
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define HD_HAS_GROUP_PRODUCT 1
-constexpr bool HAS_GROUP_PRODUCT = true;
 
 // A column from `at` on: rows of 128 bytes, permuted, eight rows every 1024 bytes.
 static __device__ __forceinline__ uint64_t column_of(uint32_t at) {
@@ -111,15 +110,14 @@ static __device__ __forceinline__ void begin_products(void) {
 static __device__ __forceinline__ void end_products(void) {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-static __device__ __forceinline__ void await_products(void) {
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+// All but the last N of those that ended.
+template <int N> static __device__ __forceinline__ void await_products(void) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 // What this thread wrote to shared memory is there for products that follow the next barrier.
 static __device__ __forceinline__ void show_to_products(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-#else
-constexpr bool HAS_GROUP_PRODUCT = false;
 #endif
 
 static __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {

@@ -11,10 +11,12 @@ static bool is_bfloat16(void) {
     return test_backend() && dtype && strcmp(dtype, "bfloat16") == 0;
 }
 
-bool test_is_deterministic(void) {
-    const char *is_wanted = getenv("HADAL_TEST_DETERMINISTIC");
-    return !is_wanted || strcmp(is_wanted, "0") != 0;
+static bool is_off(const char *name) {
+    const char *is_wanted = getenv(name);
+    return is_wanted && strcmp(is_wanted, "0") == 0;
 }
+
+bool test_is_deterministic(void) { return !is_off("HADAL_TEST_DETERMINISTIC"); }
 
 double test_bound(double of_float32, double of_bfloat16) {
     return is_bfloat16() ? of_bfloat16 : of_float32;
@@ -23,5 +25,7 @@ double test_bound(double of_float32, double of_bfloat16) {
 hd_dev_config test_dev_config(void) {
     return (hd_dev_config){.isa = "auto",
                            .compute = is_bfloat16() ? HD_COMPUTE_BFLOAT16 : HD_COMPUTE_FLOAT32,
-                           .is_deterministic = test_is_deterministic()};
+                           .is_deterministic = test_is_deterministic(),
+                           .no_context_fmha = is_off("HADAL_TEST_CONTEXT_FMHA"),
+                           .no_multi_block = is_off("HADAL_TEST_MULTI_BLOCK")};
 }

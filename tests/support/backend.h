@@ -8,7 +8,7 @@
 /* HADAL_TEST_BACKEND; NULL: the test's own choice. */
 const char *test_backend(void);
 /* HADAL_TEST_DTYPE, else float32, whatever the product's default is. Deterministic unless
- * HADAL_TEST_DETERMINISTIC is 0. */
+ * HADAL_TEST_DETERMINISTIC is 0; HADAL_TEST_CONTEXT_FMHA and HADAL_TEST_MULTI_BLOCK: 0 is off. */
 hd_dev_config test_dev_config(void);
 /* Whether a row's bits may not depend on the rows beside it. */
 bool test_is_deterministic(void);

@@ -49,7 +49,8 @@ hd_loop *hd_loop_new(const hd_loop_config *c) {
     for (int k = 0; k < HD_SERVICE_COUNT; k++) {
         hd_service_target t = hd_service_defaults((enum hd_service)k, c->sched.target[k]);
         limits.wait_max_ns[k] = t.wait_ns;
-        if (c->wait_max_ns > 0 && c->wait_max_ns < t.wait_ns)
+        bool is_asked = c->sched.target[k].wait_ns > 0; /* else nobody is let wait in vain */
+        if (!is_asked && c->wait_max_ns > 0 && c->wait_max_ns < t.wait_ns)
             limits.wait_max_ns[k] = c->wait_max_ns;
         l->ttft_ns[k] = t.ttft_ns;
     }

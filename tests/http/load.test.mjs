@@ -180,6 +180,10 @@ test('groups share their prefix; text where ids are refused', async () => {
     assert.deepEqual(heads.map(([n]) => n).sort(), [18, 20, 20]);
     assert.equal(new Set(heads.map(([, h]) => h)).size, 2);
     assert.equal(new Set(s.bodies.slice(1).map((b) => b.prompt.join())).size, 3);
+    assert.ok(s.bodies.every((b) => !('service_tier' in b)), 'chat is no service class');
+    const tiers = await stub(whole);
+    await report(tiers.url, '--trace', file(HEADER, '0,4,1,,,interactive', '0.3,4,1,,,offline', '0.6,4,1,,,'));
+    assert.deepEqual(tiers.bodies.slice(1).map((b) => b.service_tier), ['interactive', 'offline', undefined]);
     const picky = await stub((b, res) => Array.isArray(b.prompt) ? res.writeHead(422).end('{}') : whole(b, res));
     const r = await report(picky.url, '--num-prompts', '3', '--request-rate', '0', '--random-input-len', '7', '--random-output-len', '2');
     assert.deepEqual([r.prompts, r.completed], ['text', 3]);

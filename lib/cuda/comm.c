@@ -13,8 +13,11 @@
 #include "dev/comm.h"
 
 #ifdef HD_CUDA_NCCL
+#include "base/mem.h"
+
 #include <dlfcn.h>
 #include <nccl.h>
+#include <pthread.h>
 #endif
 
 /* Floats of the largest collective of a rank: rows of the residual stream, or of logits. */
@@ -66,9 +69,11 @@ static hd_status host_all_gather(hd_cuda *c, const struct hd_op_all_gather *a) {
 
 /* ---- through NCCL ---- */
 
+/* clang-format off */
 #define NCCL_CALLS(X)                                                                              \
-    X(ncclCommInitAll)                                                                             \
-    X(ncclCommDestroy) X(ncclCommAbort) X(ncclAllReduce) X(ncclAllGather) X(ncclGetErrorString)
+    X(ncclCommInitAll) X(ncclCommDestroy) X(ncclCommAbort) X(ncclAllReduce) X(ncclAllGather)       \
+    X(ncclGroupStart) X(ncclGroupEnd) X(ncclGetErrorString)
+/* clang-format on */
 static struct {
     void *library;
 #define X(name) __typeof__(name) *name;
@@ -96,8 +101,42 @@ static hd_status load(void) {
     return HD_OK;
 }
 
-static void cancel_nccl(void *handle) { (void)nccl.ncclCommAbort(handle); }
-static void close_nccl(void *handle) { (void)nccl.ncclCommDestroy(handle); }
+/* A rank's communicator. Another rank's thread may abort it, which frees it. */
+typedef struct nccl_link {
+    pthread_mutex_t lock;
+    ncclComm_t comm; /* NULL: aborted */
+} nccl_link;
+
+static void cancel_nccl(void *handle) {
+    nccl_link *l = handle;
+    pthread_mutex_lock(&l->lock);
+    if (l->comm) (void)nccl.ncclCommAbort(l->comm);
+    l->comm = NULL;
+    pthread_mutex_unlock(&l->lock);
+}
+
+static void close_nccl(void *handle) {
+    nccl_link *l = handle;
+    if (l->comm) (void)nccl.ncclCommDestroy(l->comm);
+    pthread_mutex_destroy(&l->lock);
+    hd_free(l);
+}
+
+/* One collective of each kind on all ranks: the first ones connect them, and wait for each other on
+ * the host, which later ones do not. */
+static hd_status connect_ranks(void *const *ctx, const ncclComm_t *comm, int n_rank) {
+    HD_TRY(told(nccl.ncclGroupStart(), "connecting"));
+    for (int i = 0; i < n_rank; i++) {
+        hd_cuda *c = ctx[i];
+        HD_TRY(told(nccl.ncclAllReduce(c->all_ranks, c->all_ranks, 1, ncclFloat, ncclSum, comm[i],
+                                       c->stream),
+                    "connecting"));
+        HD_TRY(told(
+            nccl.ncclAllGather(c->all_ranks, c->all_ranks + 1, 1, ncclFloat, comm[i], c->stream),
+            "connecting"));
+    }
+    return told(nccl.ncclGroupEnd(), "connecting");
+}
 
 static hd_status join_by_nccl(void *const *ctx, hd_comm *const *comm, int n_rank) {
     int ordinal[HD_RANK_MAX];
@@ -105,15 +144,19 @@ static hd_status join_by_nccl(void *const *ctx, hd_comm *const *comm, int n_rank
     HD_TRY(load());
     for (int i = 0; i < n_rank; i++) {
         hd_cuda *c = ctx[i];
-        size_t n_byte = (size_t)n_rank * most_floats(&c->limits) * sizeof(float);
+        size_t n_byte = ((size_t)n_rank * most_floats(&c->limits) + 1) * sizeof(float);
         ordinal[i] = c->ordinal;
         HD_TRY(hd_cuda_told(cudaSetDevice(c->ordinal), "a device"));
         HD_TRY(hd_cuda_told(cudaMalloc((void **)&c->all_ranks, n_byte), "collectives"));
     }
     HD_TRY(told(nccl.ncclCommInitAll(handle, n_rank, ordinal), "forming a group"));
+    HD_TRY(connect_ranks(ctx, handle, n_rank));
     for (int i = 0; i < n_rank; i++) {
+        nccl_link *l = hd_alloc_zero(1, sizeof *l);
+        pthread_mutex_init(&l->lock, NULL);
+        l->comm = handle[i];
         comm[i]->by = "nccl";
-        comm[i]->native.handle = handle[i];
+        comm[i]->native.handle = l;
         comm[i]->native.cancel = cancel_nccl;
         comm[i]->native.close = close_nccl;
     }
@@ -121,19 +164,26 @@ static hd_status join_by_nccl(void *const *ctx, hd_comm *const *comm, int n_rank
 }
 
 static hd_status nccl_gather(hd_cuda *c, const hd_comm *comm, const float *part, size_t n) {
-    return told(
-        nccl.ncclAllGather(part, c->all_ranks, n, ncclFloat, comm->native.handle, c->stream),
-        "all_gather");
+    nccl_link *l = comm->native.handle;
+    ncclResult_t r = ncclSuccess; /* of what was aborted: the rank is told when it asks */
+    pthread_mutex_lock(&l->lock);
+    if (l->comm) r = nccl.ncclAllGather(part, c->all_ranks, n, ncclFloat, l->comm, c->stream);
+    pthread_mutex_unlock(&l->lock);
+    return told(r, "all_gather");
 }
 
 static hd_status nccl_all_reduce(hd_cuda *c, const struct hd_op_all_reduce *a) {
-    if (!c->is_deterministic)
-        return told(nccl.ncclAllReduce(a->x, a->x, a->n, ncclFloat, ncclSum, a->comm->native.handle,
-                                       c->stream),
-                    "all_reduce");
-    HD_TRY(nccl_gather(c, a->comm, a->x, a->n));
-    hd_cuda_run_sum_ranks(c->all_ranks, a->comm->n_rank, a->n, a->x, c->stream);
-    return HD_OK;
+    nccl_link *l = a->comm->native.handle;
+    ncclResult_t r = ncclSuccess;
+    if (c->is_deterministic) {
+        HD_TRY(nccl_gather(c, a->comm, a->x, a->n));
+        hd_cuda_run_sum_ranks(c->all_ranks, a->comm->n_rank, a->n, a->x, c->stream);
+        return HD_OK;
+    }
+    pthread_mutex_lock(&l->lock);
+    if (l->comm) r = nccl.ncclAllReduce(a->x, a->x, a->n, ncclFloat, ncclSum, l->comm, c->stream);
+    pthread_mutex_unlock(&l->lock);
+    return told(r, "all_reduce");
 }
 
 static hd_status nccl_all_gather(hd_cuda *c, const struct hd_op_all_gather *a) {

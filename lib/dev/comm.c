@@ -52,6 +52,12 @@ static void end_meeting(hd_group *g) {
     pthread_mutex_unlock(&g->lock);
 }
 
+static hd_status check(hd_comm *c) {
+    const hd_group *g = ((const rank *)(const void *)c)->group;
+    if (!atomic_load_explicit(&g->is_broken, memory_order_acquire)) return HD_OK;
+    return HD_FAIL(DEVICE, "rank %d of %d failed: %s", g->broken_rank, g->n_rank, g->why);
+}
+
 /* Returns when every rank is here. */
 static hd_status meet(hd_group *g) {
     unsigned meeting = atomic_load_explicit(&g->n_meeting, memory_order_relaxed);
@@ -63,8 +69,7 @@ static hd_status meet(hd_group *g) {
         while (!is_over(g, meeting)) pthread_cond_wait(&g->moved, &g->lock);
         pthread_mutex_unlock(&g->lock);
     }
-    if (!atomic_load_explicit(&g->is_broken, memory_order_acquire)) return HD_OK;
-    return HD_FAIL(DEVICE, "rank %d of %d failed: %s", g->broken_rank, g->n_rank, g->why);
+    return check(&g->rank[0].comm);
 }
 
 static hd_status all_reduce(hd_comm *c, float *x, size_t n) {
@@ -106,6 +111,7 @@ hd_group *hd_group_new(int n_rank) {
                             .comm = {.by = "host memory",
                                      .rank = i,
                                      .n_rank = n_rank,
+                                     .check = check,
                                      .all_reduce = all_reduce,
                                      .all_gather = all_gather}};
     return g;
@@ -115,7 +121,7 @@ void hd_group_free(hd_group *g) {
     if (!g) return;
     for (int i = 0; i < g->n_rank; i++) {
         hd_comm *c = &g->rank[i].comm;
-        if (c->native.handle && !g->is_broken) c->native.close(c->native.handle); /* cancelled */
+        if (c->native.handle) c->native.close(c->native.handle);
     }
     pthread_cond_destroy(&g->moved);
     pthread_mutex_destroy(&g->lock);

@@ -24,14 +24,16 @@ struct hd_comm {
     int rank, n_rank;
     const char *by;   /* what they go through, for people: "host memory", "nccl" */
     hd_status status; /* the first failure of a collective that was an op; the rank's thread */
+    /* HD_E_DEVICE: a rank failed; what a device computed with its own links since is worth nothing.
+     */
+    hd_status (*check)(hd_comm *c);
     /* x [n]: each becomes the sum of the ranks' x. */
     hd_status (*all_reduce)(hd_comm *c, float *x, size_t n);
     /* all [n_row, n_rank*n_each]: row by row the ranks' part [n_row, n_each], rank 0's first. */
     hd_status (*all_gather)(hd_comm *c, const float *part, float *all, size_t n_row, size_t n_each);
     struct { /* made by hd_dev_ops.join; handle NULL: the device goes through the host's memory */
         void *handle;
-        void (*cancel)(
-            void *handle); /* instead of close; any thread: ends what waits for other ranks */
+        void (*cancel)(void *handle); /* any thread: ends what waits for other ranks */
         void (*close)(void *handle);
     } native;
 };

@@ -245,9 +245,11 @@ static void check_batch(const hd_model *m, const hd_batch *b) {
     hd_batch_check(b);
 }
 
-/* What failed here fails on every rank, for none can go on alone. */
+/* What failed here fails on every rank, and what failed there here: none can go on alone. */
 static hd_status tell_ranks(const hd_model *m, hd_status s) {
-    if (s != HD_OK && m->opt.comm) hd_comm_fail(m->opt.comm);
+    if (!m->opt.comm) return s;
+    if (s == HD_OK) return m->opt.comm->check(m->opt.comm);
+    hd_comm_fail(m->opt.comm);
     return s;
 }
 
@@ -255,6 +257,7 @@ static hd_status tell_ranks(const hd_model *m, hd_status s) {
 static hd_status run_ops(hd_model *m, const hd_batch *b, const hd_batch **on_device,
                          const float **logits) {
     check_batch(m, b);
+    HD_TRY(tell_ranks(m, HD_OK));
     HD_TRY(hd_dev_upload(&m->dev, b, on_device));
     *logits = m->arch->forward(m, *on_device);
     HD_TRY(hd_offload_status(m));
@@ -270,7 +273,7 @@ hd_status hd_model_forward(hd_model *m, const hd_batch *b, const float **logits)
     HD_TRY(run_forward(m, b, &on_device, logits));
     if (b->n_out == 0 || !m->host_logits) return HD_OK;
     size_t n = (size_t)b->n_out * (size_t)m->hp.n_vocab;
-    HD_TRY(hd_dev_get(&m->dev, m->host_logits, *logits, n * sizeof **logits));
+    HD_TRY(tell_ranks(m, hd_dev_get(&m->dev, m->host_logits, *logits, n * sizeof **logits)));
     *logits = m->host_logits;
     return HD_OK;
 }

@@ -13,6 +13,9 @@ hd_status hd_place_find(const hd_place_ask *a, hd_place *out) {
     uint64_t weights = 0, room;
     HD_ASSERT(a->n_rank >= 1);
     *out = (hd_place){.plan = a->plan};
+    if (a->n_rank > 1 && a->plan)
+        return HD_FAIL(INVALID,
+                       "offload_plan: a model over several ranks leaves nothing to the host");
     room = has_memory ? a->dev->ops->free_bytes(a->dev->ctx) : hd_memory_free_bytes("");
     if (has_memory && a->device_gib > 0) room = smaller(room, (uint64_t)(a->device_gib * 0x1p30));
     for (size_t i = 0; i < hd_checkpoint_count(a->checkpoint); i++)

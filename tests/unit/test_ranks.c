@@ -188,6 +188,15 @@ static void impossible_ranks(void **state) {
         assert_int_equal(hd_engine_open(&c, &e), HD_E_INVALID);
         if (!strstr(hd_error_text(), row[i].says)) fail_msg("%s", hd_error_text());
     }
+    hd_engine_config c;
+    hd_engine *e;
+    hd_engine_config_init(&c);
+    c.backend = "cpu";
+    c.model = test_path("models/mini/mini-bf16.gguf");
+    c.tensor_parallel_size = 2;
+    c.offload_plan = "layers.txt";
+    assert_int_equal(hd_engine_open(&c, &e), HD_E_INVALID);
+    assert_non_null(strstr(hd_error_text(), "offload_plan"));
 }
 
 int main(void) {

@@ -53,6 +53,7 @@ static void close_cuda(void *ctx) {
         if (c->result[i].arrived) (void)cudaEventDestroy(c->result[i].arrived);
     }
     (void)cudaFree(c->scratch);
+    (void)cudaFree(c->decoded);
     hd_cuda_part(c);
     (void)cudaFreeHost(c->kv_lost);
     if (c->stream) (void)cudaStreamDestroy(c->stream);

@@ -71,6 +71,9 @@ typedef struct hd_cuda {
     void *values;       /* [n_room, H, n_v padded to 8] BF16 */
     float *flash_state; /* [R, H, HD_CUDA_STATE + n_v]; NULL: every sequence has room */
     int n_wave;         /* rows whose absorbed queries exist at a time */
+    uint16_t *decoded;  /* two of the largest weight that is not BF16, as BF16; NULL: none */
+    size_t decoded_bytes;
+    unsigned char map[2][HD_CUDA_MAP_BYTES]; /* of them */
     int32_t *row_of, *slot_of;
     hd_cuda_tile *tile;
     int *n_tile;
@@ -92,6 +95,11 @@ static inline bool hd_cuda_rounds(const hd_cuda *c, enum hd_format f) {
 
 /* Attention, attn.c: sets flash_rule, n_room and part_floats; what its kernels can do decides. */
 void hd_cuda_attn_limits(hd_cuda *c, const hd_dev_limits *l);
+
+/* Bytes of a weight's matrices after hd_cuda_run_decode. */
+static inline size_t hd_cuda_decoded_bytes(const hd_cuda_mat *m) {
+    return ((size_t)m->n_in + 31) / 32 * 64 * (size_t)m->n_out * (size_t)m->n_mat;
+}
 
 /* Records what failed; HD_OK for cudaSuccess. */
 hd_status hd_cuda_told(cudaError_t e, const char *what);

@@ -1,4 +1,5 @@
 // Products of many rows: which kernel.
+#include "cuda/decode.cuh"
 #include "cuda/gemm.cuh"
 
 #include <cudaTypedefs.h>
@@ -39,4 +40,28 @@ extern "C" void hd_cuda_run_gemm(const hd_cuda_mul *m, int n, const hd_cuda_gemm
         gemm_wgmma_run(p, how->n_block, stream);
     else
         gemm_mma_run(p, how->n_block, stream);
+}
+
+template <int F>
+static __global__ void __launch_bounds__(256) decode_rows(const hd_cuda_mat w, uint16_t *out) {
+    size_t width = (size_t)(w.n_in + 31) / 32 * 32,
+           at = ((size_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    size_t row = at / width;
+    if (row >= (size_t)w.n_out * (size_t)w.n_mat) return;
+    const unsigned char *from = w.data + row / (size_t)w.n_out * w.mat_bytes;
+    uint32_t r[1][4];
+    weight_terms<F, 1>(from + row % (size_t)w.n_out * w.row_bytes, (int)(at % width), r);
+    *(uint4 *)(out + at) = make_uint4(r[0][0], r[0][1], r[0][2], r[0][3]);
+}
+
+extern "C" void hd_cuda_run_decode(const hd_cuda_mat *w, uint16_t *out, cudaStream_t stream) {
+    size_t n = (size_t)(w->n_in + 31) / 32 * 4 * (size_t)w->n_out * (size_t)w->n_mat;
+    unsigned n_block = (unsigned)((n + 255) / 256);
+    switch (w->format) {
+#define ROW(F)                                                                                     \
+    case F: HD_LAUNCH(decode_rows<F>, n_block, 256, 0, stream, *w, out); break;
+        HD_CUDA_FORMATS(ROW)
+#undef ROW
+    default: break; // hd_cuda_can_decode was asked
+    }
 }

@@ -5,6 +5,9 @@
 #include "cuda/gemm.cuh"
 #include "cuda/sm90.cuh"
 
+#include <cuda.h>
+#include <string.h>
+
 constexpr int DEPTH = 64, N_COPY = 128, N_THREAD = 384;
 
 template <int WIDTH> constexpr int stage_bytes = (GEMM_ROWS + WIDTH) * DEPTH * 2;
@@ -21,6 +24,11 @@ struct ring {
     }
 };
 
+// The maps of a launch's weights, which the copy engine reads where the kernel's arguments are.
+struct gemm_maps {
+    CUtensorMap w[2], up[2];
+};
+
 // Addresses in shared memory: barrier i of full and empty is 8*i bytes behind the first.
 struct places {
     uint32_t tiles, full, empty;
@@ -28,15 +36,16 @@ struct places {
 
 // COLS weights of a stage, 64 a box.
 template <int COLS>
-static __device__ __forceinline__ void copy_weights(const hd_cuda_mat &w, const gemm_tile &t, int k,
-                                                    uint32_t to, uint32_t bar) {
+static __device__ __forceinline__ void copy_weights(const CUtensorMap &map, const gemm_tile &t,
+                                                    int k, uint32_t to, uint32_t bar) {
 #pragma unroll
     for (int o = 0; o < COLS; o += HD_CUDA_BOX_ROWS)
-        copy_box(to + o * 128, w.map, k, t.o0 + o, t.mat, bar);
+        copy_box(to + o * 128, &map, k, t.o0 + o, t.mat, bar);
 }
 
 template <int WIDTH, bool GATED>
-static __device__ __forceinline__ void copy_tiles(const gemm_pair &p, const places &at) {
+static __device__ __forceinline__ void copy_tiles(const gemm_pair &p, const gemm_maps &maps,
+                                                  const places &at) {
     constexpr int N = n_stage<WIDTH>, COLS = GATED ? WIDTH / 2 : WIDTH, EACH = N_COPY / 8;
     int tid = (int)threadIdx.x, chunk = tid % 8, row0 = tid / 8;
     uint32_t mine = swizzled(row0, chunk); // rows of a thread are 16 apart: the same swizzle
@@ -55,9 +64,11 @@ static __device__ __forceinline__ void copy_tiles(const gemm_pair &p, const plac
             barrier_wait(at.empty + 8 * (uint32_t)in.stage, in.phase ^ 1);
             if (tid == 0) {
                 uint32_t w_to = to + GEMM_ROWS * 128;
+                int which = &m != &p.m[0];
                 barrier_expect(full, WIDTH * 128);
-                copy_weights<COLS>(m.w, t, k, w_to, full);
-                if constexpr (GATED) copy_weights<COLS>(m.up, t, k, w_to + COLS * 128, full);
+                copy_weights<COLS>(maps.w[which], t, k, w_to, full);
+                if constexpr (GATED)
+                    copy_weights<COLS>(maps.up[which], t, k, w_to + COLS * 128, full);
             }
 #pragma unroll
             for (int u = 0; u < GEMM_ROWS / EACH; u++)
@@ -138,7 +149,7 @@ static __device__ __forceinline__ void multiply_tiles(const gemm_pair &p, const 
 
 template <int WIDTH, bool GATED>
 static __global__ void __launch_bounds__(N_THREAD, 1)
-    gemm_wgmma(const __grid_constant__ gemm_pair p) {
+    gemm_wgmma(const __grid_constant__ gemm_pair p, const __grid_constant__ gemm_maps maps) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
     constexpr int N = n_stage<WIDTH>;
     HD_DYNAMIC_SHARED(memory);
@@ -154,7 +165,7 @@ static __global__ void __launch_bounds__(N_THREAD, 1)
     }
     __syncthreads();
     if (threadIdx.x < N_COPY)
-        copy_tiles<WIDTH, GATED>(p, at);
+        copy_tiles<WIDTH, GATED>(p, maps, at);
     else
         multiply_tiles<WIDTH, GATED>(p, at);
 #endif
@@ -185,10 +196,17 @@ static int rounds_of(const gemm_pair &p, int n_col, int n_block) {
 }
 
 template <int WIDTH> static void launch(const gemm_pair &p, int n_block, cudaStream_t stream) {
+    gemm_maps maps = {};
+    for (int i = 0; i < p.n; i++) {
+        memcpy(&maps.w[i], p.m[i].w.map, sizeof maps.w[i]);
+        if (p.m[i].up.data != nullptr) memcpy(&maps.up[i], p.m[i].up.map, sizeof maps.up[i]);
+    }
     if (p.m[0].up.data != nullptr)
-        HD_LAUNCH((gemm_wgmma<WIDTH, true>), n_block, N_THREAD, shared_bytes<WIDTH>, stream, p);
+        HD_LAUNCH((gemm_wgmma<WIDTH, true>), n_block, N_THREAD, shared_bytes<WIDTH>, stream, p,
+                  maps);
     else
-        HD_LAUNCH((gemm_wgmma<WIDTH, false>), n_block, N_THREAD, shared_bytes<WIDTH>, stream, p);
+        HD_LAUNCH((gemm_wgmma<WIDTH, false>), n_block, N_THREAD, shared_bytes<WIDTH>, stream, p,
+                  maps);
 }
 
 void gemm_wgmma_run(const gemm_pair &p, int n_block, cudaStream_t stream) {

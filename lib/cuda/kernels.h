@@ -47,7 +47,7 @@ typedef struct hd_cuda_mat {
     enum hd_format format;
     int n_in, n_out, n_mat;
     size_t row_bytes, mat_bytes;
-    const void *map; /* of BF16 matrices, on the device: a CUtensorMap of boxes; NULL: none */
+    const void *map; /* of BF16 matrices, on the host: a CUtensorMap of boxes; NULL: none */
 } hd_cuda_mat;
 
 /* Rows first .. first + n of one matrix. */
@@ -95,6 +95,10 @@ void hd_cuda_run_gemm(const hd_cuda_mul *m, int n, const hd_cuda_gemm_how *how,
 cudaError_t hd_cuda_prepare_gemm(void);
 /* Writes a map of HD_CUDA_MAP_BYTES for w, whose data is BF16, to host memory. */
 cudaError_t hd_cuda_make_map(const hd_cuda_mat *w, void *map);
+
+/* The matrices of w as BF16, rounded: rows of n_in padded with zeros to blocks of 32, one after the
+ * other. */
+void hd_cuda_run_decode(const hd_cuda_mat *w, uint16_t *out, cudaStream_t stream);
 
 /* out[r] = x[r] rounded to BF16, r rows of n, ld apart in out. */
 void hd_cuda_run_round(const float *x, int n_row, int n, uint16_t *out, size_t ld,

@@ -1,13 +1,14 @@
 /* The ops with many rows, as prompts have them, where products round to BF16 anyway: activations
  * lie in scratch memory as BF16 between two kernels (a row of n takes wide(n) there), and products
- * are hd_cuda_run_gemm's. Each returns whether it was its business; ops.c does the others. */
+ * are hd_cuda_run_gemm's. Weights of other formats are decoded to BF16 before each. Each returns
+ * whether it was its business; ops.c does the others. */
 #include "cuda/cuda.h"
 
 static size_t wide(int n) { return ((size_t)n + 7) / 8 * 8; }
 
 static bool is_mine(const hd_cuda *c, int n_row, const hd_weight *w) {
-    return n_row >= HD_CUDA_GEMM_MIN && hd_cuda_rounds(c, w->format) && w->format == HD_BF16 &&
-           w->n_in >= 8;
+    if (n_row < HD_CUDA_GEMM_MIN || !hd_cuda_rounds(c, w->format) || w->n_in < 8) return false;
+    return w->format == HD_BF16 || 2 * hd_cuda_decoded_bytes(hd_cuda_mat_of(w)) <= c->decoded_bytes;
 }
 
 static uint16_t *bf16(float *scratch) { return (uint16_t *)scratch; }
@@ -34,7 +35,35 @@ static hd_cuda_mul gated(const hd_weight *gate, const hd_weight *up, const uint1
     return m;
 }
 
+/* w as BF16: itself, or decoded into one half of the room for that. */
+static hd_cuda_mat as_bf16(hd_cuda *c, const hd_cuda_mat *w, int half) {
+    if (!w->data || w->format == HD_BF16) return *w;
+    hd_cuda_mat out = *w;
+    uint16_t *to = c->decoded + (size_t)half * (c->decoded_bytes / 4);
+    hd_cuda_run_decode(w, to, c->stream);
+    out.format = HD_BF16, out.data = (const unsigned char *)to;
+    out.row_bytes = ((size_t)w->n_in + 31) / 32 * 64;
+    out.mat_bytes = out.row_bytes * (size_t)w->n_out;
+    out.map = hd_cuda_make_map(&out, c->map[half]) == cudaSuccess ? c->map[half] : NULL;
+    return out;
+}
+
+static bool is_coded(const hd_cuda_mul *m) {
+    return m->w.format != HD_BF16 || (m->up.data && m->up.format != HD_BF16);
+}
+
+/* One or two products; one at a time where there is room for one's weights. */
 static void run(hd_cuda *c, const hd_cuda_mul *m, int n) {
+    if (n == 2 && (is_coded(&m[0]) || is_coded(&m[1]))) {
+        run(c, &m[0], 1);
+        run(c, &m[1], 1);
+        return;
+    }
+    hd_cuda_mul one = *m;
+    if (n == 1) {
+        one.w = as_bf16(c, &m->w, 0), one.up = as_bf16(c, &m->up, 1);
+        m = &one;
+    }
     hd_cuda_run_gemm(m, n, &c->gemm, c->stream);
 }
 

@@ -149,15 +149,19 @@ static hd_status copy_weight(hd_cuda *c, const hd_weight *w, const hd_cuda_mat *
     return HD_OK;
 }
 
-/* Behind the matrices: how the copy engine finds its way in them. */
-static hd_status add_map(const hd_cuda *c, hd_cuda_mat *m) {
-    unsigned char map[HD_CUDA_MAP_BYTES];
-    if (!c->gemm.is_sm90 || m->format != HD_BF16) return HD_OK;
-    m->map = m->data + m->mat_bytes * (size_t)m->n_mat;
-    HD_TRY(hd_cuda_told(hd_cuda_make_map(m, map), "a tensor map"));
-    return hd_cuda_told(cudaMemcpyAsync((void *)(uintptr_t)m->map, map, sizeof map,
-                                        cudaMemcpyHostToDevice, c->stream),
-                        "a tensor map");
+enum { DECODED_MAX = 1 << 30 }; /* bytes of a weight as BF16 that is decoded for prompts */
+
+/* Room for a weight's two matrices (gate and up) as BF16, where products of many rows read them. */
+static hd_status make_decoded(hd_cuda *c, const hd_cuda_mat *m) {
+    size_t n = hd_cuda_decoded_bytes(m);
+    if (!hd_cuda_rounds(c, m->format) || m->format == HD_BF16) return HD_OK;
+    if (n > DECODED_MAX || 2 * n <= c->decoded_bytes) return HD_OK;
+    HD_TRY(hd_cuda_told(cudaFree(c->decoded), "cudaFree"));
+    c->decoded = NULL, c->decoded_bytes = 0;
+    void *memory;
+    HD_TRY(hd_cuda_alloc(c, 2 * n, "decoded weights", &memory));
+    c->decoded = memory, c->decoded_bytes = 2 * n;
+    return HD_OK;
 }
 
 hd_status hd_cuda_prepare(void *ctx, hd_weight *w) {
@@ -169,17 +173,19 @@ hd_status hd_cuda_prepare(void *ctx, hd_weight *w) {
     m.row_bytes = is_float ? bytes_of(w->format, n_in) : from_bytes;
     m.mat_bytes = (m.row_bytes * (size_t)m.n_out + 255) / 256 * 256;
     void *memory;
-    HD_TRY(hd_cuda_alloc(c, m.mat_bytes * (size_t)m.n_mat + HD_CUDA_MAP_BYTES, w->name, &memory));
+    HD_TRY(hd_cuda_alloc(c, m.mat_bytes * (size_t)m.n_mat, w->name, &memory));
     m.data = memory;
     hd_status s = copy_weight(c, w, &m, from_bytes);
-    if (s == HD_OK) s = add_map(c, &m);
+    if (s == HD_OK) s = make_decoded(c, &m);
     if (s != HD_OK) {
         (void)hd_cuda_settle(c); /* nobody writes there any more */
         (void)cudaFree(memory);
         return s;
     }
-    hd_cuda_mat *kept = hd_alloc(sizeof *kept);
+    hd_cuda_mat *kept = hd_alloc(sizeof *kept + HD_CUDA_MAP_BYTES);
     *kept = m;
+    if (m.format == HD_BF16 && hd_cuda_make_map(kept, kept + 1) == cudaSuccess)
+        kept->map = kept + 1;
     w->prepared = kept;
     return HD_OK;
 }

@@ -2,6 +2,8 @@
  * lie in scratch memory as BF16 between two kernels (a row of n takes wide(n) there), and products
  * are hd_cuda_run_gemm's. Weights of other formats are decoded to BF16 before each. Each returns
  * whether it was its business; ops.c does the others. */
+#include "cuda/many.h"
+
 #include "cuda/cuda.h"
 
 static size_t wide(int n) { return ((size_t)n + 7) / 8 * 8; }
@@ -152,6 +154,32 @@ static hd_cuda_mul by_expert(const hd_cuda *c, hd_cuda_mul m) {
     return m;
 }
 
+/* x += the experts' outputs; is_rounded: those are BF16. */
+static void combine(hd_cuda *c, const struct hd_op_moe *a, bool is_rounded) {
+    float *shared = a->shared_gate ? c->shared : NULL;
+    if (is_rounded)
+        hd_cuda_run_combine_bf16(&(hd_cuda_combine_bf16){.y = bf16(c->picked),
+                                                         .weight = a->weight,
+                                                         .shared = bf16(shared),
+                                                         .slot_of = c->slot_of,
+                                                         .x = a->x,
+                                                         .n_row = a->n_row,
+                                                         .n_used = a->n_used,
+                                                         .n = a->d_model},
+                                 c->stream);
+    else
+        hd_cuda_run_combine(&(hd_cuda_combine){.y = c->picked,
+                                               .weight = a->weight,
+                                               .shared = shared,
+                                               .slot_of = c->slot_of,
+                                               .is_partial = a->is_partial,
+                                               .x = a->x,
+                                               .n_row = a->n_row,
+                                               .n_used = a->n_used,
+                                               .n = a->d_model},
+                            c->stream);
+}
+
 /* The routed experts and the shared one side by side. */
 bool hd_cuda_many_moe(hd_cuda *c, const struct hd_op_moe *a) {
     int n_pick = a->n_row * a->n_used, n_expert = a->gate->n_mat, n = a->shared_gate ? 2 : 1;
@@ -179,17 +207,12 @@ bool hd_cuda_many_moe(hd_cuda *c, const struct hd_op_moe *a) {
     run(c, m, n);
     m[0] = by_expert(c, product(a->down, hidden, c->picked, n_pick));
     if (n == 2) m[1] = product(a->shared_down, shared, c->shared, a->n_row);
+    /* As they would be with few rows, else. */
+    bool is_rounded = !c->gemm.is_ordered && !a->is_partial && a->d_model >= 8;
+    for (int i = 0; is_rounded && i < n; i++)
+        m[i].y_bf16 = bf16(m[i].y), m[i].y = NULL, m[i].ldy = wide(a->d_model);
     run(c, m, n);
-    hd_cuda_run_combine(&(hd_cuda_combine){.y = c->picked,
-                                           .weight = a->weight,
-                                           .shared = n == 2 ? c->shared : NULL,
-                                           .slot_of = c->slot_of,
-                                           .is_partial = a->is_partial,
-                                           .x = a->x,
-                                           .n_row = a->n_row,
-                                           .n_used = a->n_used,
-                                           .n = a->d_model},
-                        c->stream);
+    combine(c, a, is_rounded);
     return true;
 }
 

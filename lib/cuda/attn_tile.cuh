@@ -30,18 +30,6 @@ template <int N> static __device__ __forceinline__ void await_copies(void) {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// Kernels that were launched to begin early: the next one may, and: all before has ended.
-static __device__ __forceinline__ void allow_next(void) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-static __device__ __forceinline__ void await_previous(void) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 // Four 8x8 matrices of 16-bit values: lane l points at row l%8 of matrix l/8.
 static __device__ __forceinline__ void load_four(uint32_t r[4], uint32_t at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

@@ -150,6 +150,7 @@ static void free_memory(void *ctx, void *p) {
 static hd_status put(void *ctx, void *to, const void *from, size_t n_byte) {
     hd_cuda *c = ctx;
     HD_TRY(hd_cuda_flush(c));
+    c->sorted = NULL; /* experts may be what is written */
     HD_TRY(hd_cuda_told(cudaMemcpyAsync(to, from, n_byte, cudaMemcpyHostToDevice, c->stream),
                         "copy to the device"));
     return hd_cuda_told(cudaStreamSynchronize(c->stream), "copy to the device");

@@ -68,6 +68,8 @@ static __device__ __forceinline__ rotated rotate(float a, float b, const float *
 static __global__ void __launch_bounds__(BLOCK)
     mla_finish(const struct hd_op_mla_qkv a, const hd_batch b, float *kv,
                unsigned long long *lost) {
+    let_next_start();
+    wait_for_previous();
     int row = (int)blockIdx.x, width = a.n_c + a.n_rope, half = a.n_rope / 2;
     const float *cs = a.rope_cs + (size_t)b.pos[row] * (size_t)a.n_rope;
     kv += (size_t)row * (size_t)width;
@@ -90,8 +92,8 @@ static __global__ void __launch_bounds__(BLOCK)
 
 extern "C" void hd_cuda_run_mla_finish(const struct hd_op_mla_qkv *args, float *kv,
                                        unsigned long long *lost, cudaStream_t stream) {
-    HD_LAUNCH(mla_finish, (unsigned)args->batch->n_row, BLOCK, 0, stream, *args, *args->batch, kv,
-              lost);
+    HD_LAUNCH_EARLY(mla_finish, dim3((unsigned)args->batch->n_row), BLOCK, 0, stream, *args,
+                    *args->batch, kv, lost);
 }
 
 // Bias and rotation of n_head heads of a row.
@@ -111,6 +113,8 @@ static __device__ void finish_heads(const struct hd_op_gqa_qkv &a, float *x, con
 static __global__ void __launch_bounds__(BLOCK)
     gqa_finish(const struct hd_op_gqa_qkv a, const hd_batch b, float *k, float *v,
                unsigned long long *lost) {
+    let_next_start();
+    wait_for_previous();
     int row = (int)blockIdx.x;
     size_t n_q = (size_t)a.n_head * (size_t)a.d_head, n_kv = (size_t)a.n_head_kv * (size_t)a.d_head;
     const float *cs = a.rope_cs + (size_t)b.pos[row] * (size_t)a.d_head;
@@ -124,6 +128,6 @@ static __global__ void __launch_bounds__(BLOCK)
 
 extern "C" void hd_cuda_run_gqa_finish(const struct hd_op_gqa_qkv *args, float *k, float *v,
                                        unsigned long long *lost, cudaStream_t stream) {
-    HD_LAUNCH(gqa_finish, (unsigned)args->batch->n_row, BLOCK, 0, stream, *args, *args->batch, k, v,
-              lost);
+    HD_LAUNCH_EARLY(gqa_finish, dim3((unsigned)args->batch->n_row), BLOCK, 0, stream, *args,
+                    *args->batch, k, v, lost);
 }

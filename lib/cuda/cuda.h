@@ -80,6 +80,9 @@ typedef struct hd_cuda {
     int *count;        /* [R / HD_CUDA_SORT_ROWS, E] */
     float *all_ranks;  /* [n_rank, ...] what the ranks of a group send, on the device; or NULL */
     float *host_ranks; /* a collective through the host's pinned memory; NULL: never */
+    unsigned *n_ended; /* [R] of blocks that work together: 0 between kernels */
+    const int32_t *sorted; /* the picks that row_of, slot_of and tile are of; NULL: none */
+    int sorted_experts;
 } hd_cuda;
 
 /* A weight that prepare() has seen. */

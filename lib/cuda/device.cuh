@@ -13,6 +13,59 @@
     kernel<<<grid, block, shared, stream>>>(__VA_ARGS__)
 #define HD_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 
+// Programmatic dependent launch. A kernel launched early may start as soon as every block of the
+// kernel before it has called let_next_start() or ended, and reads nothing that other kernels write
+// before wait_for_previous(), which returns when the kernel before has ended and its writes are
+// seen. Every block of it calls that, also those that have nothing to do: the kernel after it
+// counts on all earlier ones having ended, too. Before sm_90 kernels follow one another as usual.
+static __device__ __forceinline__ void let_next_start(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+static __device__ __forceinline__ void wait_for_previous(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The devices of a process are alike: told by the first. Ranks of a group ask from threads of their
+// own, and find the same.
+struct hd_cuda_device {
+    int n_sm, major;
+    size_t shared_max; // bytes a block
+};
+static inline hd_cuda_device hd_cuda_current(void) {
+    static hd_cuda_device known;
+    static bool is_known;
+    if (__atomic_load_n(&is_known, __ATOMIC_ACQUIRE)) return known;
+    hd_cuda_device d = {};
+    int shared = 0;
+    (void)cudaDeviceGetAttribute(&d.n_sm, cudaDevAttrMultiProcessorCount, 0);
+    (void)cudaDeviceGetAttribute(&d.major, cudaDevAttrComputeCapabilityMajor, 0);
+    (void)cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
+    d.shared_max = (size_t)shared;
+    known = d;
+    __atomic_store_n(&is_known, true, __ATOMIC_RELEASE);
+    return d;
+}
+
+// Errors stay in the runtime, as those of <<<>>> do.
+template <typename... P, typename... A>
+static void hd_cuda_launch_early(void (*kernel)(P...), dim3 grid, unsigned block, size_t shared,
+                                 cudaStream_t stream, A... args) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = dim3(block);
+    config.dynamicSmemBytes = shared, config.stream = stream;
+    config.attrs = &early, config.numAttrs = hd_cuda_current().major >= 9 ? 1 : 0;
+    (void)cudaLaunchKernelEx(&config, kernel, P(args)...);
+}
+#define HD_LAUNCH_EARLY(kernel, grid, block, shared, stream, ...)                                  \
+    hd_cuda_launch_early(kernel, grid, block, shared, stream, __VA_ARGS__)
+
 static __device__ __forceinline__ float bf16_value(uint32_t bits) {
     return __uint_as_float(bits << 16);
 }
@@ -42,6 +95,23 @@ static __device__ __forceinline__ void load_transposed(uint32_t b[2], const void
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
                  : "=r"(b[0]), "=r"(b[1])
                  : "r"(at));
+}
+
+// Sixteen bytes to shared memory, past the first-level cache. Copies are committed in groups.
+static __device__ __forceinline__ void copy_async16(void *to, const void *from) {
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+}
+static __device__ __forceinline__ void copy_async_commit(void) {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// All but the last N groups are there, of this thread.
+template <int N> static __device__ __forceinline__ void copy_async_wait(void) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+static __device__ __forceinline__ void prefetch_l2(const void *p) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 static __device__ __forceinline__ float shuffle_xor(float v, int mask) {

@@ -30,18 +30,20 @@ enum {
     HD_CUDA_SLICES = 8,
     HD_CUDA_UNIT = 64,
     HD_CUDA_EXPERT_MAX = 1024,
-    HD_CUDA_VALUE_MAX = 512, /* widest value (or latent) of an attention head */
-    HD_CUDA_FEW_ROWS = 8,    /* rows of a tile for few rows, */
-    HD_CUDA_MANY_ROWS = 64,  /* and for many */
-    HD_CUDA_GEMM_ROWS = 128, /* and of hd_cuda_run_gemm, */
-    HD_CUDA_GEMM_MIN = 65,   /* which takes products of so many rows, */
-    HD_CUDA_GEMM_PICKS = 12, /* and so many of an expert in the mean */
+    HD_CUDA_ROUTE_EXPERTS = 256, /* of routing in one kernel */
+    HD_CUDA_VALUE_MAX = 512,     /* widest value (or latent) of an attention head */
+    HD_CUDA_FEW_ROWS = 8,        /* rows of a tile for few rows, */
+    HD_CUDA_MANY_ROWS = 64,      /* and for many */
+    HD_CUDA_GEMM_ROWS = 128,     /* of hd_cuda_run_gemm, */
+    HD_CUDA_GEMM_MIN = 65,       /* which takes products of so many rows, */
+    HD_CUDA_GEMM_PICKS = 4,      /* and so many of an expert in the mean */
     HD_CUDA_MAP_BYTES = 128,
     HD_CUDA_BOX_ROWS = 64,  /* of a weight, 64 inputs each: what its map copies at a time */
     HD_CUDA_SORT_ROWS = 256 /* of a block of hd_cuda_run_sort_many */
 };
 
-/* A weight as it lies on the device: rows of float formats padded with zeros to blocks of 32. */
+/* A weight as it lies on the device: rows padded with zeros to 16 bytes, of float formats to blocks
+ * of 32. */
 typedef struct hd_cuda_mat {
     const unsigned char *data; /* [n_mat, n_out, row_bytes] */
     enum hd_format format;
@@ -73,7 +75,9 @@ typedef struct hd_cuda_mul {
     uint16_t *y_bf16;       /* not NULL: there instead, rounded (hd_cuda_run_gemm) */
     size_t ldx, x_mat, ldy, y_mat;
     enum hd_cuda_into into;
-    bool is_rounded; /* inputs and weights to BF16: one term each */
+    bool is_rounded;   /* inputs and weights to BF16: one term each */
+    const float *norm; /* NULL, or [n_in]: x is normed first, by stream.cuh */
+    float eps;
     int n_row;
     const hd_cuda_tile *tile; /* NULL: dense */
     const int *n_tile;
@@ -81,6 +85,19 @@ typedef struct hd_cuda_mul {
 } hd_cuda_mul;
 /* One or two products, independent of one another: one launch where that can be. */
 void hd_cuda_run_mul(const hd_cuda_mul *m, int n, cudaStream_t stream);
+/* Whether stream.cuh takes the products, of one format: rounded, of few rows (an
+ * expert's tiles of HD_CUDA_FEW_ROWS at most). It norms inputs. */
+bool hd_cuda_can_stream(const hd_cuda_mul *m, int n);
+/* Rows of a tile there at most; 0: one row's inputs have no room in shared memory. */
+int hd_cuda_stream_rows(const hd_cuda_mul *m);
+/* Bytes between rows of inputs in shared memory: those of neighbours start in different banks. */
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    static inline size_t
+    hd_cuda_input_stride(int n_in) {
+    return (size_t)((n_in + 63) / 64 * 128 + 64);
+}
 
 /* The same for many rows, with BF16 weights and BF16 inputs x_bf16, whose rows are aligned to 16
  * bytes; tiles of HD_CUDA_GEMM_ROWS. Both with up or both without; not HD_CUDA_SWIGLU. */
@@ -163,6 +180,14 @@ typedef struct hd_cuda_sort {
 void hd_cuda_run_sort(const hd_cuda_sort *a, cudaStream_t stream);
 void hd_cuda_run_sort_many(const hd_cuda_sort *a,
                            cudaStream_t stream); /* the same, for many rows */
+
+/* Whether hd_cuda_run_route() takes these; if it does, for any number of rows. */
+bool hd_cuda_can_route(const struct hd_op_route *args, enum hd_format router);
+/* Groups of rows there. Of one group the picks are sorted as well. */
+int hd_cuda_route_groups(const struct hd_op_route *args);
+/* Norm, scores (kept in score [R, E]) and choice. n_ended: [groups], 0 before and after. */
+void hd_cuda_run_route(const struct hd_op_route *args, const hd_cuda_mat *router, float *score,
+                       unsigned *n_ended, const hd_cuda_sort *sort, cudaStream_t stream);
 
 /* x[r] += sum over k of weight[r][k] * y[slot_of[r][k]], k ascending, then + shared[r]; x[r] =
  * instead when is_partial. */

@@ -81,6 +81,7 @@ static void lay_out(cut *k, hd_cuda *c, const hd_dev_limits *l) {
     c->tile = take(k, n_pick / HD_CUDA_FEW_ROWS + n_expert + 1, sizeof *c->tile);
     c->n_tile = take(k, 1, sizeof *c->n_tile);
     c->count = take(k, (n_row / HD_CUDA_SORT_ROWS + 1) * n_expert, sizeof *c->count);
+    c->n_ended = take(k, n_row, sizeof *c->n_ended);
 }
 
 static hd_status check_limits(const hd_cuda *c, const hd_dev_limits *l) {
@@ -115,6 +116,10 @@ hd_status hd_cuda_reserve(void *ctx, const hd_dev_limits *limits) {
     c->scratch = memory;
     c->limits = *limits;
     lay_out(&real, c, limits);
+    c->sorted = NULL;
+    HD_TRY(hd_cuda_told(
+        cudaMemsetAsync(c->n_ended, 0, (size_t)limits->n_row * sizeof *c->n_ended, c->stream),
+        "cudaMemset"));
     c->scratch_bytes = count.at;
     hd_cuda_graphs_reserve(c);
     return hd_cuda_reserve_step(c);
@@ -170,7 +175,7 @@ hd_status hd_cuda_prepare(void *ctx, hd_weight *w) {
     bool is_float = geometry[w->format].block_elems == 1;
     size_t from_bytes = bytes_of(w->format, w->n_in);
     hd_cuda_mat m = {.format = w->format, .n_in = w->n_in, .n_out = w->n_out, .n_mat = w->n_mat};
-    m.row_bytes = is_float ? bytes_of(w->format, n_in) : from_bytes;
+    m.row_bytes = is_float ? bytes_of(w->format, n_in) : (from_bytes + 15) / 16 * 16;
     m.mat_bytes = (m.row_bytes * (size_t)m.n_out + 255) / 256 * 256;
     void *memory;
     HD_TRY(hd_cuda_alloc(c, m.mat_bytes * (size_t)m.n_mat, w->name, &memory));

@@ -78,6 +78,8 @@ template <int F, bool R, int NM>
 __global__ void __launch_bounds__(256) mul_few(const __grid_constant__ mul_pair p) {
     constexpr int NW = w_terms<F, R>, NX = x_terms<F, R>;
     __shared__ float part[NM][SLICES][FEW][17];
+    let_next_start();
+    wait_for_previous();
     bool is_second = (int)blockIdx.y >= p.split;
     const hd_cuda_mul &m = p.m[is_second];
     hd_cuda_tile tile;
@@ -147,6 +149,8 @@ template <int NW, int NX> struct moved { uint32_t w[2][NW][4], x[2][NX][4]; };
 template <int F, bool R> __global__ void __launch_bounds__(128) mul_many(const hd_cuda_mul m) {
     constexpr int NW = w_terms<F, R>, NX = x_terms<F, R>;
     __shared__ uint4 sw[2][NW][MANY * 4], sx[2][NX][MANY * 4];
+    let_next_start();
+    wait_for_previous();
     hd_cuda_tile tile;
     if (!find_tile(m, MANY, &tile)) return;
     int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
@@ -236,7 +240,7 @@ template <int F, bool R> __global__ void __launch_bounds__(128) mul_many(const h
 // Up to twice the rows of a large tile, small ones are faster: they read weights again, but from
 // the cache, and there are enough of them to keep every multiprocessor busy.
 static bool is_few(const hd_cuda_mul *m) {
-    return m->tile != nullptr ? m->tile_rows == FEW : m->n_row <= 2 * MANY;
+    return m->tile != nullptr ? m->tile_rows <= FEW : m->n_row <= 2 * MANY;
 }
 
 static unsigned tiles_of(const hd_cuda_mul *m, int n_each) {
@@ -252,15 +256,15 @@ template <int F, bool R> static void launch_few(const hd_cuda_mul *m, int n, cud
     }
     if (grid.x == 0) return;
     if (m->up.data != nullptr)
-        HD_LAUNCH((mul_few<F, R, 2>), grid, 256, 0, stream, p);
+        HD_LAUNCH_EARLY((mul_few<F, R, 2>), grid, 256, 0, stream, p);
     else
-        HD_LAUNCH((mul_few<F, R, 1>), grid, 256, 0, stream, p);
+        HD_LAUNCH_EARLY((mul_few<F, R, 1>), grid, 256, 0, stream, p);
 }
 
 template <int F, bool R> static void launch_many(const hd_cuda_mul *m, cudaStream_t stream) {
     dim3 grid(tiles_of(m, MANY), (unsigned)((m->w.n_out + MANY - 1) / MANY),
               (unsigned)(m->tile != nullptr ? 1 : m->w.n_mat));
-    if (grid.x > 0) HD_LAUNCH((mul_many<F, R>), grid, 128, 0, stream, *m);
+    if (grid.x > 0) HD_LAUNCH_EARLY((mul_many<F, R>), grid, 128, 0, stream, *m);
 }
 
 // n products of one format and rounding, all with `up` or all without; two: of one matrix each, or
@@ -282,11 +286,3 @@ template <int F, bool R> static void launch_mul(const hd_cuda_mul *m, int n, cud
         launch_many<F, R>(&one, stream);
     }
 }
-
-#define HD_CUDA_MUL_OF(F)                                                                          \
-    extern "C" void hd_cuda_mul_##F(const hd_cuda_mul *m, int n, cudaStream_t stream) {            \
-        if (m->is_rounded)                                                                         \
-            launch_mul<F, true>(m, n, stream);                                                     \
-        else                                                                                       \
-            launch_mul<F, false>(m, n, stream);                                                    \
-    }

@@ -1,5 +1,5 @@
 // Weight products of the formats of 32 elements a block.
-#include "cuda/mul.cuh"
+#include "cuda/stream.cuh"
 
 HD_CUDA_MUL_OF(HD_Q8_0)
 HD_CUDA_MUL_OF(HD_Q4_0)

@@ -1,5 +1,5 @@
 // Weight products of the float formats.
-#include "cuda/mul.cuh"
+#include "cuda/stream.cuh"
 
 HD_CUDA_MUL_OF(HD_F32)
 HD_CUDA_MUL_OF(HD_F16)

@@ -23,6 +23,19 @@ static void run_mul(hd_cuda *c, const hd_weight *w, const float *x, float *y, in
 
 static void norm(hd_cuda *c, hd_cuda_norm a) { hd_cuda_run_norm(&a, c->stream); }
 
+/* Products with a norm's rows: of few rows every block norms them itself. */
+static void run_normed(hd_cuda *c, hd_cuda_norm a, hd_cuda_mul *m, int n) {
+    enum { ROWS = 2 };
+    bool is_fused = a.n_row <= ROWS;
+    for (int i = 0; i < n; i++) is_fused &= hd_cuda_can_stream(&m[i], 1);
+    for (int i = 0; i < n; i++) {
+        m[i].x = is_fused ? a.x : a.out;
+        if (is_fused) m[i].norm = a.w, m[i].eps = a.eps, m[i].x_row = a.ix;
+    }
+    if (!is_fused) norm(c, a);
+    hd_cuda_run_mul(m, n, c->stream);
+}
+
 void hd_cuda_now_embed(void *ctx, const struct hd_op_embed *args) {
     hd_cuda *c = ctx;
     hd_cuda_run_embed(args, hd_cuda_mat_of(args->table), c->stream);
@@ -34,16 +47,11 @@ void hd_cuda_now_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
     int n_row = a->batch->n_row;
     HD_ASSERT(n_row <= c->limits.n_row);
     if (hd_cuda_many_mla_qkv(c, args)) return;
-    norm(c, (hd_cuda_norm){.x = a->x,
-                           .w = a->norm,
-                           .out = c->normed,
-                           .eps = a->eps,
-                           .n_row = n_row,
-                           .n = a->d_model});
-    const hd_cuda_mul in[2] = {
-        mul_of(c, a->q ? a->q : a->q_a, c->normed, a->q ? a->q_out : c->a, n_row),
-        mul_of(c, a->kv_a, c->normed, c->kv, n_row)};
-    hd_cuda_run_mul(in, 2, c->stream);
+    hd_cuda_norm normed = {
+        .x = a->x, .w = a->norm, .out = c->normed, .eps = a->eps, .n_row = n_row, .n = a->d_model};
+    hd_cuda_mul in[2] = {mul_of(c, a->q ? a->q : a->q_a, NULL, a->q ? a->q_out : c->a, n_row),
+                         mul_of(c, a->kv_a, NULL, c->kv, n_row)};
+    run_normed(c, normed, in, 2);
     if (!a->q) {
         norm(c, (hd_cuda_norm){.x = c->a,
                                .w = a->q_a_norm,
@@ -94,68 +102,106 @@ void hd_cuda_now_ffn(void *ctx, const struct hd_op_ffn *args) {
     hd_cuda *c = ctx;
     HD_ASSERT(args->n_row <= c->limits.n_row);
     if (hd_cuda_many_ffn(c, args)) return;
-    norm(c, (hd_cuda_norm){.x = args->x,
+    hd_cuda_norm normed = {.x = args->x,
                            .w = args->norm,
                            .out = c->normed,
                            .eps = args->eps,
                            .n_row = args->n_row,
-                           .n = args->d_model});
-    hd_cuda_mul in = gated(c, args->gate, args->up, c->normed, c->a, args->n_row);
-    hd_cuda_run_mul(&in, 1, c->stream);
+                           .n = args->d_model};
+    hd_cuda_mul in = gated(c, args->gate, args->up, NULL, c->a, args->n_row);
+    run_normed(c, normed, &in, 1);
     run_mul(c, args->down, c->a, args->x, args->n_row,
             args->is_partial ? HD_CUDA_STORE : HD_CUDA_ADD);
 }
 
+static hd_cuda_sort sort_of(const hd_cuda *c, const int32_t *expert, int n_row, int n_used,
+                            int n_expert, int tile_rows) {
+    return (hd_cuda_sort){.expert = expert,
+                          .n_row = n_row,
+                          .n_used = n_used,
+                          .n_expert = n_expert,
+                          .tile_rows = tile_rows,
+                          .row_of = c->row_of,
+                          .slot_of = c->slot_of,
+                          .tile = c->tile,
+                          .n_tile = c->n_tile};
+}
+
 void hd_cuda_now_route(void *ctx, const struct hd_op_route *args) {
     hd_cuda *c = ctx;
-    HD_ASSERT(args->n_row <= c->limits.n_row && args->n_expert <= c->limits.n_expert);
-    norm(c, (hd_cuda_norm){.x = args->x,
-                           .w = args->norm,
-                           .out = args->normed,
-                           .eps = args->eps,
-                           .n_row = args->n_row,
-                           .n = args->d_model});
-    hd_cuda_mul score = mul_of(c, args->router, args->normed, c->score, args->n_row);
+    const struct hd_op_route *a = args;
+    HD_ASSERT(a->n_row <= c->limits.n_row && a->n_expert <= c->limits.n_expert);
+    hd_cuda_sort sort = sort_of(c, a->expert, a->n_row, a->n_used, a->n_expert, HD_CUDA_FEW_ROWS);
+    const hd_cuda_mat *router = hd_cuda_mat_of(a->router);
+    if (hd_cuda_can_route(a, router->format)) {
+        hd_cuda_run_route(a, router, c->score, c->n_ended, &sort, c->stream);
+        c->sorted = hd_cuda_route_groups(a) == 1 ? a->expert : NULL;
+        c->sorted_experts = a->n_expert;
+        return;
+    }
+    norm(c, (hd_cuda_norm){.x = a->x,
+                           .w = a->norm,
+                           .out = a->normed,
+                           .eps = a->eps,
+                           .n_row = a->n_row,
+                           .n = a->d_model});
+    hd_cuda_mul score = mul_of(c, a->router, a->normed, c->score, a->n_row);
     score.is_rounded = false; /* a choice is discontinuous */
     hd_cuda_run_mul(&score, 1, c->stream);
-    hd_cuda_run_select(args, c->score, c->stream);
+    hd_cuda_run_select(a, c->score, c->stream);
+}
+
+/* The experts' rows, of tiles of tile_rows rows each. */
+static void of_experts(const hd_cuda *c, const struct hd_op_moe *a, int tile_rows, hd_cuda_mul *m) {
+    int n_pick = a->n_row * a->n_used, n_expert = a->gate->n_mat;
+    m->tile = c->tile, m->n_tile = c->n_tile, m->tile_rows = tile_rows;
+    m->n_tile_max = n_pick / tile_rows + (n_pick < n_expert ? n_pick : n_expert);
+}
+
+/* The two products of the routed experts, and of the shared one side by side: how many. */
+static int gate_and_up(const hd_cuda *c, const struct hd_op_moe *a, int tile_rows,
+                       hd_cuda_mul m[2]) {
+    m[0] = gated(c, a->gate, a->up, a->normed, c->hidden, a->n_row * a->n_used);
+    m[0].x_row = c->row_of;
+    of_experts(c, a, tile_rows, &m[0]);
+    if (!a->shared_gate) return 1;
+    m[1] = gated(c, a->shared_gate, a->shared_up, a->normed, c->a, a->n_row);
+    return 2;
+}
+
+static int down(const hd_cuda *c, const struct hd_op_moe *a, int tile_rows, hd_cuda_mul m[2]) {
+    m[0] = mul_of(c, a->down, c->hidden, c->picked, a->n_row * a->n_used);
+    of_experts(c, a, tile_rows, &m[0]);
+    if (!a->shared_gate) return 1;
+    m[1] = mul_of(c, a->shared_down, c->a, c->shared, a->n_row);
+    return 2;
+}
+
+static int tile_rows_of(const struct hd_op_moe *a) {
+    if (a->n_row < HD_CUDA_FEW_ROWS) return a->n_row; /* an expert has one tile, of any size */
+    /* Rows of an expert, about. */
+    bool is_few = a->n_row * a->n_used <= a->gate->n_mat * HD_CUDA_MANY_ROWS / 2;
+    return is_few ? HD_CUDA_FEW_ROWS : HD_CUDA_MANY_ROWS;
 }
 
 void hd_cuda_now_moe(void *ctx, const struct hd_op_moe *args) {
     hd_cuda *c = ctx;
     const struct hd_op_moe *a = args;
-    int n_expert = a->gate->n_mat, n_pick = a->n_row * a->n_used;
     HD_ASSERT(a->n_row <= c->limits.n_row && a->n_used <= c->limits.n_used);
-    HD_ASSERT(n_expert <= c->limits.n_expert);
+    HD_ASSERT(a->gate->n_mat <= c->limits.n_expert);
     if (hd_cuda_many_moe(c, args)) return;
-    bool is_few = n_pick <= n_expert * HD_CUDA_MANY_ROWS / 2; /* rows of an expert, about */
-    int tile_rows = is_few ? HD_CUDA_FEW_ROWS : HD_CUDA_MANY_ROWS;
-    hd_cuda_run_sort(&(hd_cuda_sort){.expert = a->expert,
-                                     .n_row = a->n_row,
-                                     .n_used = a->n_used,
-                                     .n_expert = n_expert,
-                                     .expert0 = a->expert0,
-                                     .tile_rows = tile_rows,
-                                     .row_of = c->row_of,
-                                     .slot_of = c->slot_of,
-                                     .tile = c->tile,
-                                     .n_tile = c->n_tile},
-                     c->stream);
-    int n_busy = n_pick < n_expert ? n_pick : n_expert;
-    /* The routed experts and the shared one side by side. */
-    int n_mul = a->shared_gate ? 2 : 1;
-    hd_cuda_mul m[2] = {gated(c, a->gate, a->up, a->normed, c->hidden, n_pick)};
-    m[0].x_row = c->row_of;
-    m[0].tile = c->tile, m[0].n_tile = c->n_tile, m[0].tile_rows = tile_rows;
-    m[0].n_tile_max = n_pick / tile_rows + n_busy;
-    if (a->shared_gate) m[1] = gated(c, a->shared_gate, a->shared_up, a->normed, c->a, a->n_row);
-    hd_cuda_run_mul(m, n_mul, c->stream);
-    hd_cuda_mul down = mul_of(c, a->down, c->hidden, c->picked, n_pick);
-    down.tile = m[0].tile, down.n_tile = m[0].n_tile;
-    down.tile_rows = tile_rows, down.n_tile_max = m[0].n_tile_max;
-    m[0] = down;
-    if (a->shared_gate) m[1] = mul_of(c, a->shared_down, c->a, c->shared, a->n_row);
-    hd_cuda_run_mul(m, n_mul, c->stream);
+    if (a->n_row == 0) return;
+    int tile_rows = tile_rows_of(a);
+    /* Routing of so few rows left them sorted. */
+    bool is_whole = a->expert0 == 0 && a->gate->n_mat == c->sorted_experts;
+    bool is_sorted = is_whole && c->sorted == a->expert && a->n_row <= tile_rows;
+    hd_cuda_sort sort = sort_of(c, a->expert, a->n_row, a->n_used, a->gate->n_mat, tile_rows);
+    sort.expert0 = a->expert0;
+    if (!is_sorted) hd_cuda_run_sort(&sort, c->stream);
+    c->sorted = NULL;
+    hd_cuda_mul m[2];
+    hd_cuda_run_mul(m, gate_and_up(c, a, tile_rows, m), c->stream);
+    hd_cuda_run_mul(m, down(c, a, tile_rows, m), c->stream);
     hd_cuda_run_combine(&(hd_cuda_combine){.y = c->picked,
                                            .weight = a->weight,
                                            .shared = a->shared_gate ? c->shared : NULL,
@@ -172,14 +218,15 @@ void hd_cuda_now_head(void *ctx, const struct hd_op_head *args) {
     hd_cuda *c = ctx;
     HD_ASSERT(args->n_out <= c->limits.n_out || args->n_out <= c->limits.n_row);
     if (hd_cuda_many_head(c, args)) return;
-    norm(c, (hd_cuda_norm){.x = args->x,
+    hd_cuda_norm normed = {.x = args->x,
                            .ix = args->row,
                            .w = args->norm,
                            .out = c->normed,
                            .eps = args->eps,
                            .n_row = args->n_out,
-                           .n = args->d_model});
-    run_mul(c, args->w, c->normed, args->logits, args->n_out, HD_CUDA_STORE);
+                           .n = args->d_model};
+    hd_cuda_mul out = mul_of(c, args->w, NULL, args->logits, args->n_out);
+    run_normed(c, normed, &out, 1);
 }
 
 void hd_cuda_now_sample(void *ctx, const struct hd_op_sample *args) {

@@ -1,6 +1,7 @@
 // Kernels of a row at a time: norms and embeddings; and what formats there are.
 #include "cuda/block.cuh"
 #include "cuda/decode.cuh"
+#include "cuda/norm.cuh"
 
 #define ROW(F) extern "C" void hd_cuda_mul_##F(const hd_cuda_mul *m, int n, cudaStream_t stream);
 HD_CUDA_FORMATS(ROW)
@@ -14,6 +15,30 @@ static void run_format(const hd_cuda_mul *m, int n, cudaStream_t stream) {
 #undef ROW
     default: break; // hd_cuda_can_decode was asked
     }
+}
+
+// Whether both matrices are of one format, and the inputs are rounded.
+static bool is_plain(const hd_cuda_mul *m) {
+    bool is_mixed = m->up.data != nullptr && m->up.format != m->w.format;
+    return m->is_rounded && !is_mixed && m->into != HD_CUDA_SWIGLU;
+}
+
+extern "C" int hd_cuda_stream_rows(const hd_cuda_mul *m) {
+    // Two blocks a multiprocessor, each with its slices' sums and what the system takes.
+    size_t fixed = HD_CUDA_SLICES * (16 + 1) * HD_CUDA_FEW_ROWS * sizeof(float) + 1280;
+    size_t room = hd_cuda_current().shared_max / 2;
+    size_t n = room > fixed ? (room - fixed) / hd_cuda_input_stride(m->w.n_in) : 0;
+    return n < HD_CUDA_FEW_ROWS ? (int)n : HD_CUDA_FEW_ROWS;
+}
+
+extern "C" bool hd_cuda_can_stream(const hd_cuda_mul *m, int n) {
+    for (int i = 0; i < n; i++) {
+        int rows = hd_cuda_stream_rows(&m[i]);
+        if (!is_plain(&m[i]) || rows == 0) return false;
+        if (m[i].tile != nullptr ? m[i].tile_rows > rows : m[i].n_row > 2 * HD_CUDA_MANY_ROWS)
+            return false;
+    }
+    return true;
 }
 
 extern "C" void hd_cuda_run_mul(const hd_cuda_mul *m, int n, cudaStream_t stream) {
@@ -48,20 +73,32 @@ extern "C" bool hd_cuda_can_decode(enum hd_format f) {
 }
 
 static __global__ void __launch_bounds__(BLOCK) norm_rows(const hd_cuda_norm a) {
+    let_next_start();
+    wait_for_previous();
     size_t from = (size_t)(a.ix != nullptr ? a.ix[blockIdx.x] : (int)blockIdx.x);
     const float *x = a.x + from * (size_t)a.n;
     float *out = a.out + (size_t)blockIdx.x * (size_t)a.n;
     uint16_t *out_bf16 = a.out_bf16 + (size_t)blockIdx.x * a.ld_bf16;
-    float inverse = inverse_rms(x, a.n, a.eps);
-    for (int i = threadIdx.x; i < a.n; i += BLOCK) {
-        float v = a.w[i] * (x[i] * inverse);
-        if (a.out != nullptr) out[i] = v;
-        if (a.out_bf16 != nullptr) out_bf16[i] = (uint16_t)bf16_bits(v);
+    __shared__ float warp_sum[BLOCK / 32];
+    sum_squares(x, a.n, warp_sum);
+    __syncthreads();
+    float inverse = inverse_of(warp_sum, a.n, a.eps);
+    for (int k = (int)threadIdx.x * 8; k < a.n; k += BLOCK * 8) {
+        float v[8], w[8]; // all of them are read before the first is written
+        load_any8(x, k, a.n, v);
+        load_any8(a.w, k, a.n, w);
+#pragma unroll
+        for (int e = 0; e < 8; e++) v[e] = w[e] * (v[e] * inverse);
+        if (a.out != nullptr) store_any8(out, k, a.n, v);
+        for (int e = 0; a.out_bf16 != nullptr && e < 8 && k + e < a.n; e++)
+            out_bf16[k + e] = (uint16_t)bf16_bits(v[e]);
     }
 }
 
 static __global__ void __launch_bounds__(BLOCK)
     round_rows(const float *x, int n, uint16_t *out, size_t ld) {
+    let_next_start();
+    wait_for_previous();
     x += (size_t)blockIdx.x * (size_t)n, out += (size_t)blockIdx.x * ld;
     bool is_pairs = n % 2 == 0;
     for (int i = threadIdx.x; is_pairs && i < n / 2; i += BLOCK) {
@@ -73,11 +110,12 @@ static __global__ void __launch_bounds__(BLOCK)
 
 extern "C" void hd_cuda_run_round(const float *x, int n_row, int n, uint16_t *out, size_t ld,
                                   cudaStream_t stream) {
-    if (n_row > 0) HD_LAUNCH(round_rows, (unsigned)n_row, BLOCK, 0, stream, x, n, out, ld);
+    if (n_row > 0)
+        HD_LAUNCH_EARLY(round_rows, dim3((unsigned)n_row), BLOCK, 0, stream, x, n, out, ld);
 }
 
 extern "C" void hd_cuda_run_norm(const hd_cuda_norm *a, cudaStream_t stream) {
-    if (a->n_row > 0) HD_LAUNCH(norm_rows, (unsigned)a->n_row, BLOCK, 0, stream, *a);
+    if (a->n_row > 0) HD_LAUNCH_EARLY(norm_rows, dim3((unsigned)a->n_row), BLOCK, 0, stream, *a);
 }
 
 template <int F>

@@ -8,7 +8,7 @@
 enum {
     ROOM_BYTES = 256 << 20, /* of expanded keys and values */
     FIXED_SPLIT = 16,       /* parts of a row where they may not depend on other rows */
-    TILE_MIN = 1
+    TILE_MIN = 2
 };
 static const size_t part_floats_max = (size_t)32 << 20;
 

@@ -189,24 +189,28 @@ static __device__ __forceinline__ void heads_of(const hd_cuda_attn &a, int n_sub
     *n_head = min(HEADS, each - first);
 }
 
-static __device__ __forceinline__ uint32_t query_pair(const hd_cuda_attn &a, size_t at, int e) {
+// Elements e and e + 1 of the head at `at`; none of a head that is not there. Without branches
+// where pairs are whole, so that all loads of a thread are on their way at a time.
+static __device__ __forceinline__ uint32_t query_pair(const hd_cuda_attn &a, bool is_even,
+                                                      bool is_there, size_t at, int e) {
     float v[2];
-    const float *q0 = a.q0 + at * a.ldq0;
-    if (e + 2 <= a.n_q0 && a.n_q0 % 2 == 0 && a.ldq0 % 2 == 0) {
-        float2 r = *(const float2 *)(q0 + e);
+    if (is_even) {
+        const float *from = e < a.n_q0 ? a.q0 + at * a.ldq0 + e : a.q1 + at * a.ldq1 + (e - a.n_q0);
+        float2 r = {0, 0};
+        if (is_there && e < a.n_key) r = *(const float2 *)from;
         return bf16_pair(r.x, r.y);
     }
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        v[i] = e + i < a.n_q0    ? q0[e + i]
-               : e + i < a.n_key ? a.q1[at * a.ldq1 + (size_t)(e + i - a.n_q0)]
-                                 : 0;
+        v[i] = !is_there || e + i >= a.n_key ? 0
+               : e + i < a.n_q0              ? a.q0[at * a.ldq0 + (size_t)(e + i)]
+                                             : a.q1[at * a.ldq1 + (size_t)(e + i - a.n_q0)];
     return bf16_pair(v[0], v[1]);
 }
 
-template <class S>
-static __device__ __forceinline__ void load_queries(const hd_cuda_attn &a, const walker &w,
-                                                    uint32_t q[S::KS][4]) {
+template <class S, bool IS_EVEN>
+static __device__ __forceinline__ void load_pairs(const hd_cuda_attn &a, const walker &w,
+                                                  uint32_t q[S::KS][4]) {
     int half = (int)threadIdx.x / 32 % HALVES, lane = (int)threadIdx.x % 32;
     int g = lane / 4, t = lane % 4, head0, n_head;
     heads_of(a, w.n_sub, w.s.sub, &head0, &n_head);
@@ -214,11 +218,22 @@ static __device__ __forceinline__ void load_queries(const hd_cuda_attn &a, const
 #pragma unroll
     for (int k = 0; k < S::KS; k++) {
         int e = (half * S::KS + k) * 16 + 2 * t;
-        q[k][0] = g < n_head ? query_pair(a, at, e) : 0;
-        q[k][1] = g + 8 < n_head ? query_pair(a, at + 8, e) : 0;
-        q[k][2] = g < n_head ? query_pair(a, at, e + 8) : 0;
-        q[k][3] = g + 8 < n_head ? query_pair(a, at + 8, e + 8) : 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            q[k][i] = query_pair(a, IS_EVEN, g + i % 2 * 8 < n_head, at + (size_t)(i % 2 * 8),
+                                 e + i / 2 * 8);
     }
+}
+
+template <class S>
+static __device__ __forceinline__ void load_queries(const hd_cuda_attn &a, const walker &w,
+                                                    uint32_t q[S::KS][4]) {
+    bool is_even = (a.n_q0 | a.n_key) % 2 == 0 && (a.ldq0 | a.ldq1) % 2 == 0;
+    is_even &= (((uintptr_t)a.q0 | (uintptr_t)a.q1) & 7) == 0;
+    if (is_even)
+        load_pairs<S, true>(a, w, q);
+    else
+        load_pairs<S, false>(a, w, q);
 }
 
 // Floats of a part: [16, n_v] sums, then [16, 2] maximum (of powers of two) and sum of weights.
@@ -355,7 +370,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) split(const hd_c
     const hd_cuda_attn &a = s.a;
     walker now, next;
     int begin;
-    allow_next();
+    let_next_start();
     if (!start<S::THREADS>(s, &now, &begin)) return;
     next = now;
     uint32_t stage = shared_address(shared);
@@ -450,6 +465,7 @@ static __device__ __forceinline__ float4 load_columns(const float *from, int col
 template <bool IS_SHARED>
 static __global__ void __launch_bounds__(32 * MERGE_WARPS) merge_parts(const hd_cuda_split s) {
     __shared__ float4 sums[MERGE_WARPS][32];
+    wait_for_previous();
     const hd_cuda_attn &a = s.a;
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int n_sub = sub_rows(a), item = (int)blockIdx.x, row = item / n_sub, head0, n_head;
@@ -461,7 +477,6 @@ static __global__ void __launch_bounds__(32 * MERGE_WARPS) merge_parts(const hd_
     parts p = parts_of(s, item, n_sub);
     if (s.n_split == 0 && p.n == 1) return; // the row was whole
     int n_tile = row_at(s, row + 1).x - row_at(s, row).x;
-    await_previous();
     float top = -INFINITY, sum = 0;
     for (int i = lane; i < p.n; i += 32) top = fmaxf(top, ends_of(s, p, i, n_tile, h).x);
     for (int mask = 1; mask < 32; mask *= 2) top = fmaxf(top, shuffle_xor(top, mask));
@@ -534,7 +549,7 @@ static void launch_merge(const hd_cuda_split *s, cudaStream_t stream) {
     launch_after(is_shared ? merge_parts<true> : merge_parts<false>, grid, s, stream);
 }
 
-using latent_wide = split_shape<576, 512, true, 8, 5, 1>;
+using latent_wide = split_shape<576, 512, true, 4, 2, 2>;
 using latent_small = split_shape<192, 128, true, 4, 3, 4>;
 using grouped_wide = split_shape<128, 128, false, 4, 4, 3>;
 using grouped_small = split_shape<64, 64, false, 4, 4, 4>;

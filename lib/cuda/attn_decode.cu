@@ -543,7 +543,8 @@ static void launch_merge(const hd_cuda_split *s, cudaStream_t stream) {
     const hd_cuda_attn *a = &s->a;
     int each = a->n_head / a->n_head_kv, n_sub = a->n_head_kv * ((each + HEADS - 1) / HEADS);
     int n_item = a->n_row * n_sub, n_warp = (each < HEADS ? each : HEADS) * ((a->n_v + 127) / 128);
-    bool is_shared = n_item <= 16;
+    // Another order of the sum: not where the row alone decides it.
+    bool is_shared = s->n_split == 0 && n_item <= 16;
     dim3 grid((unsigned)n_item,
               (unsigned)(is_shared ? n_warp : (n_warp + MERGE_WARPS - 1) / MERGE_WARPS));
     launch_after(is_shared ? merge_parts<true> : merge_parts<false>, grid, s, stream);

@@ -6,11 +6,15 @@
 
 #include "cuda/terms.cuh"
 
+#include <cuda_fp8.h>
+
 // Every format there is a codec for: ROW(format)
+// clang-format off
 #define HD_CUDA_FORMATS(ROW)                                                                       \
-    ROW(HD_F32)                                                                                    \
-    ROW(HD_F16)                                                                                    \
-    ROW(HD_BF16) ROW(HD_Q8_0) ROW(HD_Q4_0) ROW(HD_Q5_0) ROW(HD_Q4_K) ROW(HD_Q6_K) ROW(HD_MXFP4)
+    ROW(HD_F32) ROW(HD_F16) ROW(HD_BF16) ROW(HD_F8_B128)                                           \
+    ROW(HD_Q8_0) ROW(HD_Q4_0) ROW(HD_Q4_1) ROW(HD_Q5_0) ROW(HD_Q5_1) ROW(HD_IQ4_NL) ROW(HD_MXFP4)  \
+    ROW(HD_Q2_K) ROW(HD_Q3_K) ROW(HD_Q4_K) ROW(HD_Q5_K) ROW(HD_Q6_K) ROW(HD_IQ4_XS)
+// clang-format on
 
 static __device__ __forceinline__ uint32_t load16(const unsigned char *p) {
     return *(const unsigned short *)p;
@@ -51,6 +55,30 @@ template <> struct codec<HD_BF16> {
             v[2 * i] = bf16_value(w[i] & 0xffff);
             v[2 * i + 1] = bf16_value(w[i] >> 16);
         }
+    }
+};
+
+// Four E4M3 codes as floats.
+static __device__ __forceinline__ void e4m3_values4(uint32_t codes, float v[4]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        __half2_raw h =
+            __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(codes >> (16 * i)), __NV_E4M3);
+        float2 f = __half22float2(__half2(h));
+        v[2 * i] = f.x, v[2 * i + 1] = f.y;
+    }
+}
+
+template <> struct codec<HD_F8_B128> { // f32 scale, 128 codes
+    static constexpr int terms = 2;
+    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+        const unsigned char *p = row + (size_t)(k / 128) * 132;
+        const uint32_t *codes = (const uint32_t *)(p + 4 + k % 128);
+        float scale = *(const float *)p;
+        e4m3_values4(codes[0], v);
+        e4m3_values4(codes[1], v + 4);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] *= scale;
     }
 };
 
@@ -97,19 +125,129 @@ template <> struct codec<HD_Q5_0> { // f16 d, qh[4], qs[16]
     }
 };
 
+template <> struct codec<HD_Q4_1> { // f16 d, f16 m, qs[16]
+    static constexpr int terms = 2;
+    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+        const unsigned char *p = row + (size_t)(k / 32) * 20;
+        float d = f16_value(load16(p)), m = f16_value(load16(p + 2));
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = __fadd_rn(__fmul_rn(d, (float)four_bits(p + 4, k % 32, i)), m);
+    }
+};
+
+template <> struct codec<HD_Q5_1> { // f16 d, f16 m, qh[4], qs[16]
+    static constexpr int terms = 2;
+    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+        const unsigned char *p = row + (size_t)(k / 32) * 24;
+        float d = f16_value(load16(p)), m = f16_value(load16(p + 2));
+        uint32_t high = p[4 + k % 32 / 8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            uint32_t q = four_bits(p + 8, k % 32, i) | (high >> i & 1) << 4;
+            v[i] = __fadd_rn(__fmul_rn(d, (float)q), m);
+        }
+    }
+};
+
+// The code book of IQ4_NL and IQ4_XS (lib/quant/small.c), four codes a word.
+static __device__ __forceinline__ float iq4_value(uint32_t q) {
+    uint32_t low = __byte_perm(0xbfad9881u, 0xf6eaddcfu, q & 7);
+    uint32_t high = __byte_perm(0x26190d01u, 0x71594535u, q & 7);
+    return (float)(signed char)(q & 8 ? high : low);
+}
+
+template <> struct codec<HD_IQ4_NL> { // f16 d, qs[16]
+    static constexpr int terms = 2;
+    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+        const unsigned char *p = row + (size_t)(k / 32) * 18;
+        float d = f16_value(load16(p));
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = d * iq4_value(four_bits(p + 2, k % 32, i));
+    }
+};
+
+template <> struct codec<HD_IQ4_XS> { // f16 d, two high bits a scale [2], low ones [4], qs[8][16]
+    static constexpr int terms = 2;
+    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+        const unsigned char *p = row + (size_t)(k / 256) * 136;
+        int s = k % 256 / 32;
+        int scale = (p[4 + s / 2] >> (4 * (s % 2)) & 15) | (load16(p + 2) >> (2 * s) & 3) << 4;
+        float unit = f16_value(load16(p)) * (float)(scale - 32);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = unit * iq4_value(four_bits(p + 8 + 16 * s, k % 32, i));
+    }
+};
+
+// Scale and minimum of run `sub` of 32, of Q4_K and Q5_K, times d and dmin at p.
+static __device__ __forceinline__ void six_bits(const unsigned char *p, int sub, float *step,
+                                                float *offset) {
+    const unsigned char *s = p + 4;
+    uint32_t scale = sub < 4 ? s[sub] & 63 : (s[sub + 4] & 15) | (s[sub - 4] >> 6) << 4;
+    uint32_t least = sub < 4 ? s[sub + 4] & 63 : s[sub + 4] >> 4 | (s[sub] >> 6) << 4;
+    *step = f16_value(load16(p)) * (float)scale;
+    *offset = f16_value(load16(p + 2)) * (float)least;
+}
+
 template <> struct codec<HD_Q4_K> { // f16 d, f16 dmin, scales[12], qs[128]
     static constexpr int terms = 2;
     static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
-        const unsigned char *p = row + (size_t)(k / 256) * 144, *s = p + 4;
+        const unsigned char *p = row + (size_t)(k / 256) * 144;
         int sub = k % 256 / 32;
-        float d = f16_value(load16(p)), dmin = f16_value(load16(p + 2));
-        uint32_t scale = sub < 4 ? s[sub] & 63 : (s[sub + 4] & 15) | (s[sub - 4] >> 6) << 4;
-        uint32_t least = sub < 4 ? s[sub + 4] & 63 : s[sub + 4] >> 4 | (s[sub] >> 6) << 4;
+        float step, offset;
+        six_bits(p, sub, &step, &offset);
         const unsigned char *qs = p + 16 + 32 * (sub / 2) + k % 32;
-        float step = d * (float)scale, offset = dmin * (float)least;
 #pragma unroll
         for (int i = 0; i < 8; i++)
             v[i] = __fsub_rn(__fmul_rn(step, (float)(qs[i] >> (sub % 2 * 4) & 15)), offset);
+    }
+};
+
+template <> struct codec<HD_Q5_K> { // f16 d, f16 dmin, scales[12], qh[32], qs[128]
+    static constexpr int terms = 2;
+    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+        const unsigned char *p = row + (size_t)(k / 256) * 176;
+        int sub = k % 256 / 32;
+        float step, offset;
+        six_bits(p, sub, &step, &offset);
+        const unsigned char *qs = p + 48 + 32 * (sub / 2) + k % 32, *qh = p + 16 + k % 32;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            int q = (qs[i] >> (sub % 2 * 4) & 15) | (qh[i] >> sub & 1) << 4;
+            v[i] = __fsub_rn(__fmul_rn(step, (float)q), offset);
+        }
+    }
+};
+
+template <> struct codec<HD_Q2_K> { // scale and minimum [16], qs[64], f16 d, f16 dmin
+    static constexpr int terms = 2;
+    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+        const unsigned char *p = row + (size_t)(k / 256) * 84;
+        int i0 = k % 256, r = i0 % 128 / 32;
+        uint32_t s = p[i0 / 16];
+        float step = f16_value(load16(p + 80)) * (float)(s & 15);
+        float offset = f16_value(load16(p + 82)) * (float)(s >> 4);
+        const unsigned char *qs = p + 16 + 32 * (i0 / 128) + i0 % 32;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = __fsub_rn(__fmul_rn(step, (float)(qs[i] >> (2 * r) & 3)), offset);
+    }
+};
+
+template <> struct codec<HD_Q3_K> { // hmask[32], qs[64], scales[12], f16 d
+    static constexpr int terms = 2;
+    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+        const unsigned char *p = row + (size_t)(k / 256) * 110, *scales = p + 96;
+        int i0 = k % 256, r = i0 % 128 / 32, s = i0 / 16;
+        int low = s < 8 ? scales[s] & 15 : scales[s - 8] >> 4;
+        int scale = (low | (scales[8 + s % 4] >> (2 * (s / 4)) & 3) << 4) - 32;
+        float step = f16_value(load16(p + 108)) * (float)scale;
+        const unsigned char *qs = p + 32 + 32 * (i0 / 128) + i0 % 32, *third = p + i0 % 32;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            int q = (qs[i] >> (2 * r) & 3) | (third[i] >> (i0 / 32) & 1) << 2;
+            v[i] = step * (float)(q - 4);
+        }
     }
 };
 

@@ -104,8 +104,8 @@ static void attend_split(hd_cuda *c, const hd_cuda_attn *a, const hd_cuda_split_
 }
 
 /* Rows of attention from batch row row0 on. */
-static void attend(hd_cuda *c, const hd_cuda_attn *a, int row0, bool is_bf16) {
-    if (is_bf16 && hd_cuda_can_split(a)) {
+static void attend(hd_cuda *c, const hd_cuda_attn *a, int row0, bool is_rounded) {
+    if (is_rounded && hd_cuda_can_split(a)) {
         attend_split(c, a, c->split_row + row0);
         return;
     }
@@ -135,8 +135,7 @@ static void attend_wave(hd_cuda *c, const struct hd_op_mla_attn *a, int row0, in
                          .seq_page0 = a->batch->seq_page0,
                          .page = a->batch->page,
                          .page_tok = a->batch->page_tok,
-                         .ld_kv = n_c + (size_t)a->n_rope,
-                         .format = a->kv.plain,
+                         .kv = a->kv,
                          .n_key = a->n_c + a->n_rope,
                          .n_v = a->n_c,
                          .n_head = a->n_head,
@@ -212,7 +211,7 @@ void hd_cuda_now_mla_attn(void *ctx, const struct hd_op_mla_attn *args) {
     HD_ASSERT(n_row <= c->limits.n_row && args->n_head <= c->limits.n_head);
     HD_ASSERT(args->n_c <= c->limits.n_c && args->batch == &c->batch);
     bool is_bf16 = args->kv.type == HD_KV_BF16 && hd_cuda_rounds(c, args->k_b->format);
-    if (!is_bf16 || c->plan.n_flash == 0) {
+    if (!is_bf16 || c->plan.n_flash == 0) { /* flash attention reads BF16 */
         attend_absorbed(c, args, 0, n_row);
         return;
     }
@@ -225,7 +224,7 @@ void hd_cuda_now_mla_attn(void *ctx, const struct hd_op_mla_attn *args) {
 
 /* Rows row0 .. row0 + n of the batch. */
 static void attend_grouped(hd_cuda *c, const struct hd_op_gqa_attn *a, int row0, int n,
-                           bool is_bf16) {
+                           bool is_rounded) {
     size_t at = (size_t)row0 * (size_t)a->n_head * (size_t)a->d_head;
     hd_cuda_attn attn = {.q0 = a->q + at,
                          .ldq0 = (size_t)a->d_head,
@@ -238,8 +237,7 @@ static void attend_grouped(hd_cuda *c, const struct hd_op_gqa_attn *a, int row0,
                          .seq_page0 = a->batch->seq_page0,
                          .page = a->batch->page,
                          .page_tok = a->batch->page_tok,
-                         .ld_kv = (size_t)a->n_head_kv * (size_t)a->d_head,
-                         .format = a->kv.plain,
+                         .kv = a->kv,
                          .n_key = a->d_head,
                          .n_v = a->d_head,
                          .n_head = a->n_head,
@@ -247,16 +245,16 @@ static void attend_grouped(hd_cuda *c, const struct hd_op_gqa_attn *a, int row0,
                          .n_row = n,
                          .n_unit = c->n_unit,
                          .scale = a->scale};
-    attend(c, &attn, row0, is_bf16);
+    attend(c, &attn, row0, is_rounded);
 }
 
 void hd_cuda_now_gqa_attn(void *ctx, const struct hd_op_gqa_attn *args) {
     hd_cuda *c = ctx;
     const struct hd_op_gqa_attn *a = args;
     HD_ASSERT(a->batch->n_row <= c->limits.n_row && a->batch == &c->batch);
-    bool is_bf16 = a->kv.type == HD_KV_BF16 && c->compute != HD_COMPUTE_FLOAT32;
-    if (!is_bf16 || c->plan.n_flash == 0) {
-        attend_grouped(c, a, 0, a->batch->n_row, is_bf16);
+    bool is_rounded = c->compute != HD_COMPUTE_FLOAT32;
+    if (!is_rounded || a->kv.type != HD_KV_BF16 || c->plan.n_flash == 0) {
+        attend_grouped(c, a, 0, a->batch->n_row, is_rounded);
         return;
     }
     for (int i = 0; i < c->plan.n_run; i++)

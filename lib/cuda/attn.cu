@@ -7,22 +7,27 @@
 // query), weighted values by the tensor cores (a warp a quarter of the columns). A unit starts from
 // nothing; units are merged in ascending order, by the block that computed them all or by
 // merge_units from memory, with the same operations. Positions past the row's own count as zeros.
+#include "cuda/cache.cuh"
 #include "cuda/terms.cuh"
 
 constexpr int TILE = 32, UNIT = HD_CUDA_UNIT, HEADS = 16, THREADS = 128;
 constexpr int P_STRIDE = TILE + 8, S_STRIDE = TILE + 1;
 
-template <int F> constexpr int kv_terms = F == HD_F32 ? 3 : F == HD_F16 ? 2 : 1;
-template <int F> constexpr int q_terms = F == HD_F32 ? 3 : 2;
+template <int T>
+constexpr int kv_terms = T == HD_KV_F32                      ? 3
+                         : T == HD_KV_F16 || T == HD_KV_INT8 ? 2
+                                                             : 1;
+template <int T> constexpr int q_terms = T == HD_KV_F32 ? 3 : 2;
+template <int T> constexpr bool has_codes = T == HD_KV_FP8 || T == HD_KV_INT8;
 
 // Elements between rows in shared memory: no two of eight rows in one bank group.
 static __host__ __device__ __forceinline__ int stride_of(int n) { return (n + 63) / 64 * 64 + 8; }
 
 // Eight elements from 16 or 32 aligned bytes, as terms.
-template <int F>
+template <int T>
 static __device__ __forceinline__ void raw_terms(const uint4 r[2], uint32_t t[][4]) {
     uint32_t w[8] = {r[0].x, r[0].y, r[0].z, r[0].w, r[1].x, r[1].y, r[1].z, r[1].w};
-    if constexpr (F == HD_BF16) {
+    if constexpr (T == HD_KV_BF16) {
 #pragma unroll
         for (int i = 0; i < 4; i++) t[0][i] = w[i];
     } else {
@@ -30,14 +35,14 @@ static __device__ __forceinline__ void raw_terms(const uint4 r[2], uint32_t t[][
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             uint32_t half = i % 2 ? w[i / 2] >> 16 : w[i / 2] & 0xffff;
-            v[i] = F == HD_F32 ? __uint_as_float(w[i]) : f16_value(half);
+            v[i] = T == HD_KV_F32 ? __uint_as_float(w[i]) : f16_value(half);
         }
-        split8<kv_terms<F>>(v, t);
+        split8<kv_terms<T>>(v, t);
     }
 }
 
 // Elements k .. k+7 of the cache row at `at`, of which n count.
-template <int F>
+template <int T>
 static __device__ __forceinline__ void odd_terms(const void *cache, size_t at, int k, int n,
                                                  uint32_t t[][4]) {
     float v[8];
@@ -46,11 +51,11 @@ static __device__ __forceinline__ void odd_terms(const void *cache, size_t at, i
         v[i] = 0;
         if (k + i >= n) continue;
         size_t e = at + (size_t)(k + i);
-        v[i] = F == HD_F32   ? ((const float *)cache)[e]
-               : F == HD_F16 ? f16_value(((const unsigned short *)cache)[e])
-                             : bf16_value(((const unsigned short *)cache)[e]);
+        v[i] = T == HD_KV_F32   ? ((const float *)cache)[e]
+               : T == HD_KV_F16 ? f16_value(((const unsigned short *)cache)[e])
+                                : bf16_value(((const unsigned short *)cache)[e]);
     }
-    split8<kv_terms<F>>(v, t);
+    split8<kv_terms<T>>(v, t);
 }
 
 static __device__ __forceinline__ void put8(unsigned short *to, const uint32_t t[4]) {
@@ -147,7 +152,7 @@ struct source {
 static __device__ __forceinline__ source source_of(const hd_cuda_attn &a, const task &t,
                                                    const void *cache, int n) {
     source s = {cache, (size_t)t.kv_head * (size_t)n, n, 0, 0, false};
-    s.is_aligned = ((uintptr_t)cache & 15) == 0 && n % 8 == 0 && a.ld_kv % 8 == 0;
+    s.is_aligned = ((uintptr_t)cache & 15) == 0 && n % 8 == 0 && a.kv.n % 8 == 0;
     return s;
 }
 
@@ -163,13 +168,50 @@ static __device__ void find_rows(const hd_cuda_attn &a, const task &t, int unit,
                                            (size_t)(at % a.page_tok);
 }
 
+// Elements k .. k+7 of a source's row of codes, of which n count.
+template <int T>
+static __device__ __forceinline__ void code_terms(const hd_kv_layout &l, const source &s,
+                                                  size_t row, int k, uint32_t t[][4]) {
+    const unsigned char *from = (const unsigned char *)s.cache + row * (size_t)l.row_bytes;
+    int e = (int)s.skip + k;
+    float v[8];
+    if (l.group % 8 == 0 && e % 8 == 0 && e + 8 <= l.n_code && k + 8 <= s.n) {
+        uint2 codes = *(const uint2 *)(from + e);
+        float scale = group_scale(l, from, e);
+        code_values4<T>(codes.x, scale, v);
+        code_values4<T>(codes.y, scale, v + 4);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = k + i < s.n ? cache_value<T>(l, from, e + i) : 0;
+    }
+    split8<kv_terms<T>>(v, t);
+}
+
+template <int T>
+static __device__ void load_codes(const hd_kv_layout &l, const source &s, const size_t *row,
+                                  unsigned short *to) {
+    int n_group = s.n_padded / 8;
+    for (int i = (int)threadIdx.x; i < TILE * n_group; i += THREADS) {
+        int p = i / n_group, k = i % n_group * 8;
+        uint32_t terms[kv_terms<T>][4] = {};
+        if (row[p] != NO_ROW && k < s.n) code_terms<T>(l, s, row[p], k, terms);
+#pragma unroll
+        for (int t = 0; t < kv_terms<T>; t++) put8(to + (t * TILE + p) * s.stride + k, terms[t]);
+    }
+}
+
 // The 32 rows of a tile. Several loads are on their way before the first is used.
-template <int F>
-static __device__ void load_tile(const source &s, size_t ld_kv, const size_t *row,
+template <int T>
+static __device__ void load_tile(const hd_kv_layout &l, const source &s, const size_t *row,
                                  unsigned short *to) {
-    constexpr int NK = kv_terms<F>, WORDS = F == HD_F32 ? 2 : 1, BATCH = F == HD_BF16 ? 9 : 3;
+    if constexpr (has_codes<T>) {
+        load_codes<T>(l, s, row, to);
+        return;
+    }
+    size_t ld_kv = (size_t)l.n;
+    constexpr int NK = kv_terms<T>, WORDS = T == HD_KV_F32 ? 2 : 1, BATCH = T == HD_KV_BF16 ? 9 : 3;
     int n_group = s.n_padded / 8, n = TILE * n_group;
-    size_t elem = F == HD_F32 ? 4 : 2;
+    size_t elem = T == HD_KV_F32 ? 4 : 2;
     for (int i0 = (int)threadIdx.x; i0 < n; i0 += THREADS * BATCH) {
         uint4 raw[BATCH][2] = {};
         uint32_t terms[NK][4];
@@ -189,9 +231,9 @@ static __device__ void load_tile(const source &s, size_t ld_kv, const size_t *ro
             int i = i0 + b * THREADS, p = i / n_group, k = i % n_group * 8;
             if (i >= n) continue;
             if (s.is_aligned)
-                raw_terms<F>(raw[b], terms);
+                raw_terms<T>(raw[b], terms);
             else
-                odd_terms<F>(s.cache, row[p] == NO_ROW ? 0 : row[p] * ld_kv + s.skip, k,
+                odd_terms<T>(s.cache, row[p] == NO_ROW ? 0 : row[p] * ld_kv + s.skip, k,
                              row[p] == NO_ROW ? 0 : s.n, terms);
 #pragma unroll
             for (int t = 0; t < NK; t++) put8(to + (t * TILE + p) * s.stride + k, terms[t]);
@@ -294,9 +336,9 @@ static __device__ void add_values(const layout &l, const unsigned short *p, cons
     }
 }
 
-template <int F, int NV>
+template <int T, int NV>
 static __global__ void __launch_bounds__(THREADS) attend(const hd_cuda_attn a) {
-    constexpr int NQ = q_terms<F>, NK = kv_terms<F>;
+    constexpr int NQ = q_terms<T>, NK = kv_terms<T>;
     HD_DYNAMIC_SHARED(shared);
     __shared__ float s[HEADS * S_STRIDE], keep[2][HEADS];
     __shared__ size_t row[UNIT];
@@ -322,8 +364,8 @@ static __global__ void __launch_bounds__(THREADS) attend(const hd_cuda_attn a) {
         find_rows(a, t, u, row);
         for (int t0 = u * UNIT; t0 < end; t0 += TILE) {
             __syncthreads(); // the tile before has been used
-            load_tile<F>(keys, a.ld_kv, row + t0 % UNIT, m16 + l.k);
-            if (!is_latent) load_tile<F>(values, a.ld_kv, row + t0 % UNIT, m16 + l.v);
+            load_tile<T>(a.kv, keys, row + t0 % UNIT, m16 + l.k);
+            if (!is_latent) load_tile<T>(a.kv, values, row + t0 % UNIT, m16 + l.v);
             __syncthreads();
             score_tile<NQ, NK>(l, m16 + l.q, m16 + l.k, a.scale, s);
             __syncthreads();
@@ -415,17 +457,18 @@ static __global__ void __launch_bounds__(THREADS) merge_units(const hd_cuda_attn
         total * inverse;
 }
 
-extern "C" size_t hd_cuda_attn_shared(enum hd_format kv, int n_key, int n_v, bool is_latent) {
-    int nk = kv == HD_F32 ? 3 : kv == HD_F16 ? 2 : 1, nq = kv == HD_F32 ? 3 : 2;
+extern "C" size_t hd_cuda_attn_shared(enum hd_kv_type kv, int n_key, int n_v, bool is_latent) {
+    bool is_two = kv == HD_KV_F16 || kv == HD_KV_INT8;
+    int nk = kv == HD_KV_F32 ? 3 : is_two ? 2 : 1, nq = kv == HD_KV_F32 ? 3 : 2;
     return (size_t)lay_out(nq, nk, n_key, n_v, is_latent).end * 2;
 }
 
-template <int F, int NV> static void launch_attn(const hd_cuda_attn *a, cudaStream_t stream) {
+template <int T, int NV> static void launch_attn(const hd_cuda_attn *a, cudaStream_t stream) {
     int each = a->n_head / a->n_head_kv, n_tile = (each + HEADS - 1) / HEADS;
-    size_t shared = hd_cuda_attn_shared(a->format, a->n_key, a->n_v, a->keys == a->values);
+    size_t shared = hd_cuda_attn_shared(a->kv.type, a->n_key, a->n_v, a->keys == a->values);
     dim3 grid((unsigned)a->n_row, (unsigned)(a->n_head_kv * n_tile),
               (unsigned)(a->part != nullptr ? a->n_unit : 1));
-    auto kernel = attend<F, NV>;
+    auto kernel = attend<T, NV>;
     // An error stays in the runtime, as those of launches do.
     (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                (int)shared);
@@ -434,10 +477,16 @@ template <int F, int NV> static void launch_attn(const hd_cuda_attn *a, cudaStre
 
 extern "C" void hd_cuda_run_attn(const hd_cuda_attn *a, cudaStream_t stream) {
     bool is_wide = a->n_v > 128;
-    switch (a->format) {
-    case HD_F32: (is_wide ? launch_attn<HD_F32, 16> : launch_attn<HD_F32, 4>)(a, stream); break;
-    case HD_F16: (is_wide ? launch_attn<HD_F16, 16> : launch_attn<HD_F16, 4>)(a, stream); break;
-    default: (is_wide ? launch_attn<HD_BF16, 16> : launch_attn<HD_BF16, 4>)(a, stream);
+    switch (a->kv.type) {
+#define ROW(T)                                                                                     \
+    case T: (is_wide ? launch_attn<T, 16> : launch_attn<T, 4>)(a, stream); break;
+        ROW(HD_KV_F32)
+        ROW(HD_KV_F16)
+        ROW(HD_KV_BF16)
+        ROW(HD_KV_FP8)
+        ROW(HD_KV_INT8)
+#undef ROW
+    default: break; // hd_dev_ops.supports_kv was asked
     }
     if (a->part != nullptr) {
         dim3 grid((unsigned)a->n_row, (unsigned)a->n_head,

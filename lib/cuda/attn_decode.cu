@@ -158,7 +158,8 @@ static __device__ __forceinline__ void copy_rows(const hd_cuda_attn &a, const vo
     for (int i = 0; i < S::COPY_ROWS; i++) {
         int r = i * (S::THREADS / 8) + (int)threadIdx.x / 8;
         bool is_there = t.row[i] >= 0;
-        const unsigned char *from = base + (is_there ? (size_t)t.row[i] * a.ld_kv * 2 : 0);
+        const unsigned char *from =
+            base + (is_there ? (size_t)t.row[i] * (size_t)a.kv.row_bytes : 0);
 #pragma unroll
         for (int j = 0; j < D / 64; j++) {
             int piece = 8 * j + lane;
@@ -564,8 +565,9 @@ static bool is_small(const hd_cuda_attn *a) {
 extern "C" bool hd_cuda_can_split(const hd_cuda_attn *a) {
     int n_key = is_latent(a) ? latent_wide::DK : grouped_wide::DK;
     int n_v = is_latent(a) ? latent_wide::DV : grouped_wide::DV;
-    bool is_aligned = a->n_key % 8 == 0 && a->ld_kv % 8 == 0 && (is_latent(a) || a->n_v % 8 == 0);
-    return a->format == HD_BF16 && is_aligned && a->n_key <= n_key && a->n_v <= n_v;
+    bool is_aligned =
+        a->n_key % 8 == 0 && a->kv.row_bytes % 16 == 0 && (is_latent(a) || a->n_v % 8 == 0);
+    return a->kv.type == HD_KV_BF16 && is_aligned && a->n_key <= n_key && a->n_v <= n_v;
 }
 
 extern "C" int hd_cuda_split_blocks(const hd_cuda_attn *a) {

@@ -108,7 +108,7 @@ static bool supports(void *ctx, enum hd_op op, enum hd_format f) {
 
 static bool supports_kv(void *ctx, enum hd_kv_type t) {
     (void)ctx;
-    return !hd_kv_has_codes(t);
+    return t < HD_KV_TYPE_COUNT;
 }
 
 static uint64_t kv_lost(void *ctx) {

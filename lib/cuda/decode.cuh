@@ -4,9 +4,8 @@
 // codec<F>::terms is how many BF16 terms a weight is, values8 its values, terms8 the terms.
 #pragma once
 
+#include "cuda/cache.cuh"
 #include "cuda/terms.cuh"
-
-#include <cuda_fp8.h>
 
 // Every format there is a codec for: ROW(format)
 // clang-format off
@@ -57,17 +56,6 @@ template <> struct codec<HD_BF16> {
         }
     }
 };
-
-// Four E4M3 codes as floats.
-static __device__ __forceinline__ void e4m3_values4(uint32_t codes, float v[4]) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        __half2_raw h =
-            __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(codes >> (16 * i)), __NV_E4M3);
-        float2 f = __half22float2(__half2(h));
-        v[2 * i] = f.x, v[2 * i + 1] = f.y;
-    }
-}
 
 template <> struct codec<HD_F8_B128> { // f32 scale, 128 codes
     static constexpr int terms = 2;

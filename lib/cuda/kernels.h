@@ -153,15 +153,15 @@ typedef struct hd_cuda_attn {
     float *out;                /* [n_row, n_head, n_v] */
     float *part; /* NULL, or room for [n_row, n_unit, n_head, 2 + n_v]: a task a unit */
     const int32_t *pos, *row_seq, *seq_page0, *page;
-    size_t ldq0, ldq1, ld_kv; /* ld_kv: elements of a cache row */
-    enum hd_format format;
+    size_t ldq0, ldq1;
+    hd_kv_layout kv; /* of keys and of values */
     int n_q0, n_key, n_v, n_head, n_head_kv, page_tok;
     int n_row, n_unit; /* units of the longest row */
     float scale;
 } hd_cuda_attn;
 void hd_cuda_run_attn(const hd_cuda_attn *a, cudaStream_t stream);
 /* Bytes of shared memory that a task takes. */
-size_t hd_cuda_attn_shared(enum hd_format kv, int n_key, int n_v, bool is_latent);
+size_t hd_cuda_attn_shared(enum hd_kv_type kv, int n_key, int n_v, bool is_latent);
 
 /* Experts and weights of every row from its router products score [R, E]. */
 void hd_cuda_run_select(const struct hd_op_route *args, const float *score, cudaStream_t stream);

@@ -92,7 +92,7 @@ static hd_status check_limits(const hd_cuda *c, const hd_dev_limits *l) {
     if (n_value > HD_CUDA_VALUE_MAX)
         return HD_FAIL(UNSUPPORTED, "backend cuda: %d values of an attention head, at most %d",
                        n_value, HD_CUDA_VALUE_MAX);
-    size_t shared = hd_cuda_attn_shared(HD_BF16, n_key, n_value, l->n_c > 0);
+    size_t shared = hd_cuda_attn_shared(HD_KV_BF16, n_key, n_value, l->n_c > 0);
     if (shared > c->prop.sharedMemPerBlockOptin)
         return HD_FAIL(UNSUPPORTED,
                        "backend cuda: attention over keys of %d values takes %zu bytes of shared "

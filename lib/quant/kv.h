@@ -12,7 +12,7 @@
  * sequence does.
  *
  * What is kept as BF16: the rotated key of a latent row, which all heads share (as in DeepSeek's
- * FlashMLA); docs/precision.md has what codes would cost there.
+ * FlashMLA). What the types cost: docs/precision.md.
  * Thread: everything here is pure. */
 #ifndef HD_QUANT_KV_H
 #define HD_QUANT_KV_H

@@ -98,7 +98,7 @@ static hd_status refuse(const hd_inbox *x, const hd_inbox_ask *a) {
 }
 
 static void join_line(hd_inbox *x, const hd_inbox_ask *a, int n_req) {
-    hd_line_add(&x->line, a->service, a->tenant, a->n_prompt, n_req);
+    hd_line_add(&x->line, a->service, a->tenant, a->n_prompt, a->n_new, n_req);
     x->n_waiting += n_req;
     x->waiting_tok += (int64_t)n_req * a->n_prompt;
     HD_DASSERT(x->n_waiting >= 0 && x->waiting_tok >= 0);
@@ -205,7 +205,8 @@ bool hd_inbox_pop(hd_inbox *x, hd_inbox_message *out) {
 }
 
 void hd_inbox_left(hd_inbox *x, const hd_job *j) {
-    hd_inbox_ask a = {.service = j->service, .tenant = j->tenant, .n_prompt = j->n_prompt};
+    hd_inbox_ask a = {
+        .service = j->service, .tenant = j->tenant, .n_prompt = j->n_prompt, .n_new = j->n_new_max};
     pthread_mutex_lock(&x->lock);
     join_line(x, &a, -1);
     pthread_mutex_unlock(&x->lock);

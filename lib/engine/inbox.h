@@ -25,7 +25,7 @@ int hd_inbox_n_slot(const hd_inbox *x); /* jobs alive at most */
 typedef struct hd_inbox_ask {
     enum hd_service service;
     uint64_t tenant;
-    int n_prompt;
+    int n_prompt, n_new;         /* tokens; the answer's at most */
     int64_t now_ns, deadline_ns; /* 0: none */
 } hd_inbox_ask;
 

@@ -106,6 +106,7 @@ hd_status hd_loop_submit(hd_loop *l, const hd_request *r, uint64_t *id) {
     hd_inbox_ask ask = {.service = r->service,
                         .tenant = r->tenant,
                         .n_prompt = r->n_prompt,
+                        .n_new = n_new_max,
                         .now_ns = now_ns,
                         .deadline_ns = r->deadline_ns};
     if (s == HD_OK) s = hd_inbox_reserve(l->inbox, &ask, id);
@@ -135,7 +136,7 @@ hd_status hd_loop_submit(hd_loop *l, const hd_request *r, uint64_t *id) {
 }
 
 hd_status hd_loop_admits(const hd_loop *l, enum hd_service service) {
-    hd_inbox_ask ask = {.service = service, .n_prompt = 1};
+    hd_inbox_ask ask = {.service = service, .n_prompt = 1, .n_new = 1};
     hd_status s = hd_inbox_would_reserve(l->inbox, &ask);
     if (s == HD_E_BUSY) count(l, HD_M_CLASS_REFUSED + service, 1);
     return s;

@@ -3,8 +3,11 @@
 
 #include <math.h>
 
-void hd_line_add(hd_line *l, enum hd_service c, uint64_t tenant, int n_prompt, int n_req) {
+void hd_line_add(hd_line *l, enum hd_service c, uint64_t tenant, int n_prompt, int n_new,
+                 int n_req) {
+    int n_out = n_new < HD_LINE_OUT_MAX ? n_new : HD_LINE_OUT_MAX;
     l->n[c] += n_req;
+    l->out[c] += (int64_t)n_req * n_out;
     l->tok[c] += (int64_t)n_req * n_prompt;
     l->of_tenant[tenant % HD_LINE_TENANTS] += n_req;
 }
@@ -21,13 +24,16 @@ static double share_ahead(const hd_line *l, uint64_t tenant) {
 
 /* The work of a part of the line up to class c. */
 static double work_ns(const hd_pace *p, const hd_line *l, enum hd_service c, double share) {
-    double n = 0, n_tok = 0;
+    double n = 0, n_tok = 0, n_out = 0;
     for (int k = 0; k <= (int)c; k++) {
         n += l->n[k] * share;
+        n_out += (double)l->out[k] * share;
         n_tok += (double)l->tok[k] * share + (double)p->running_tok[k];
     }
     double ns = n_tok * (double)p->tok_ns;
-    if (n >= p->n_room) ns += (n - p->n_room + 1) * (double)p->seq_ns;
+    /* What an answer takes of the mean answer's time: no more than its request allows. */
+    double part = n > 0 && n_out < n * p->out_tok ? n_out / n / p->out_tok : 1;
+    if (n >= p->n_room) ns += (n - p->n_room + 1) * part * (double)p->seq_ns;
     return ns;
 }
 

@@ -135,6 +135,7 @@ void hd_sched_get_pace(hd_sched *s, int64_t now_ns, hd_pace *out) {
         if (n > 1) out->running_tok[s->run[i]->service] += n;
     }
     out->tok_ns = (int64_t)(tok_ns * s->miss_mean * (decodes ? LANE_ROOM : 1));
+    out->out_tok = (int)s->out_mean_all;
     out->seq_ns = (int64_t)(s->out_mean_all * (double)out_tok_ns(s, (int)s->len_mean));
     out->has_aged = s->c.policy != HD_SCHED_FCFS && longest_overdue(s, now_ns);
     hd_forecast_roll(&s->forecast, now_ns);

@@ -20,6 +20,8 @@ enum { MS = 1000000, TENANT_COUNT = 3, LIVE_MAX = 4096 };
 
 static const int TTFT_MS[HD_SERVICE_COUNT] = {300, 1500, 6000, 15000};
 
+enum { N_NEW_MAX = 200 };
+
 struct job {
     hd_seq *seq;
     enum hd_service service;
@@ -83,7 +85,7 @@ static void sim_open(struct sim *m, uint64_t seed, enum hd_sched_policy policy, 
 }
 
 static void line_add(struct sim *m, const struct job *j, int n_req) {
-    hd_line_add(&m->line, j->service, (uint64_t)j->tenant + 1, j->n_prompt, n_req);
+    hd_line_add(&m->line, j->service, (uint64_t)j->tenant + 1, j->n_prompt, N_NEW_MAX, n_req);
 }
 
 static void arrive(struct sim *m, enum hd_service service, int tenant) {
@@ -106,7 +108,7 @@ static void arrive(struct sim *m, enum hd_service service, int tenant) {
     for (int i = 0; i < j->n_prompt; i++) token[i] = m->token++;
     hd_seq_spec spec = {.prompt = token,
                         .n_prompt = j->n_prompt,
-                        .n_new_max = 200,
+                        .n_new_max = N_NEW_MAX,
                         .service = service,
                         .tenant = (uint64_t)tenant + 1,
                         .submitted_ns = m->now_ns,

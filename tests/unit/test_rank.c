@@ -391,6 +391,24 @@ static void late_prompts_get_more(void **state) {
     }
 }
 
+/* A line of requests that ask for few tokens moves as fast as they end. */
+static void the_wait_knows_what_is_asked_for(void **state) {
+    (void)state;
+    const hd_pace pace = {.tok_ns = 1, .seq_ns = 1000, .out_tok = 100, .n_room = 0};
+    static const struct {
+        int n_new;
+        int64_t each;
+    } row[] = {{10, 100}, {100, 1000}, {5000, 1000}, {INT32_MAX, 1000}};
+    for (size_t i = 0; i < HD_COUNT_OF(row); i++) {
+        hd_line line = {0};
+        for (int k = 0; k < 9; k++) hd_line_add(&line, HD_SERVICE_STANDARD, 0, 5, row[i].n_new, 1);
+        assert_int_equal(hd_pace_wait_ns(&pace, &line, HD_SERVICE_STANDARD, 0),
+                         45 + 10 * row[i].each);
+        for (int k = 0; k < 9; k++) hd_line_add(&line, HD_SERVICE_STANDARD, 0, 5, row[i].n_new, -1);
+        assert_int_equal(line.out[HD_SERVICE_STANDARD], 0);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(classes_go_before_each_other),
@@ -402,6 +420,7 @@ int main(void) {
         cmocka_unit_test(urgent_ones_take_the_place_of_patient_ones),
         cmocka_unit_test(rows_stand_as_the_policy_says),
         cmocka_unit_test(prompts_leave_decoders_their_pace),
+        cmocka_unit_test(the_wait_knows_what_is_asked_for),
         cmocka_unit_test(steps_keep_their_bound),
         cmocka_unit_test(late_prompts_get_more),
     };

@@ -119,9 +119,9 @@ static uint64_t kv_lost(void *ctx) {
 static const char *kernel(void *ctx, enum hd_op op, enum hd_format f) {
     if (op == HD_OP_embed) return "decode";
     if (op != HD_OP_route && hd_cuda_rounds(ctx, f)) return "mma-bf16, 1 product";
-    return f == HD_F32   ? "mma-bf16, 6 products"
-           : f == HD_F16 ? "mma-bf16, 5 products"
-                         : "mma-bf16, 3 products";
+    return f == HD_F32 || f == HD_F8_B128 ? "mma-bf16, 6 products"
+           : f == HD_F16                  ? "mma-bf16, 5 products"
+                                          : "mma-bf16, 3 products";
 }
 
 static hd_status roofline(void *ctx, hd_dev_roofline *out) {

@@ -57,8 +57,8 @@ template <> struct codec<HD_BF16> {
     }
 };
 
-template <> struct codec<HD_F8_B128> { // f32 scale, 128 codes
-    static constexpr int terms = 2;
+template <> struct codec<HD_F8_B128> { // f32 scale, 128 codes: a value is a float32
+    static constexpr int terms = 3;
     static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
         const unsigned char *p = row + (size_t)(k / 128) * 132;
         const uint32_t *codes = (const uint32_t *)(p + 4 + k % 128);

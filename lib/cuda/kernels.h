@@ -6,7 +6,7 @@
  * Numbers. Products run on the tensor cores. Those that round take inputs and weights rounded to
  * BF16 once; the others are sums of BF16 terms, right to float32's accuracy: a float is the sum of
  * up to three of them, each the rest of rounding those before. BF16 and MXFP4 weights are one term,
- * F16 ones two and F32 ones three, all exact; other quantised weights are two, right to 2^-17.
+ * F16 ones two, F32 and FP8 ones three, all exact; other quantised weights are two, right to 2^-17.
  * Activations are three terms against exact weights, two against rounded ones. Products of terms
  * that are below the last one kept are left out.
  *

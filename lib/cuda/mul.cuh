@@ -15,7 +15,8 @@ constexpr int FEW = HD_CUDA_FEW_ROWS, MANY = HD_CUDA_MANY_ROWS, SLICES = HD_CUDA
 // two where they are rounded to 16 bits themselves. R: rounded, one of each.
 template <int F, bool R> constexpr int w_terms = R ? 1 : codec<F>::terms;
 template <int F>
-constexpr bool is_exact = F == HD_F32 || F == HD_F16 || F == HD_BF16 || F == HD_MXFP4;
+constexpr bool is_exact =
+    F == HD_F32 || F == HD_F16 || F == HD_BF16 || F == HD_F8_B128 || F == HD_MXFP4;
 template <int F, bool R> constexpr int x_terms = R ? 1 : is_exact<F> ? 3 : 2;
 
 static __device__ __forceinline__ int padded(int n_in) { return (n_in + 31) / 32 * 32; }

@@ -141,7 +141,7 @@ int32_t hd_draw_token(hd_draw_desk *d, const float *row, const hd_draw *how) {
         below += hd_draw_weight(d->x[i]);
         if (below > at) return i;
     }
-    HD_ASSERT(!"the target is below the sum");
+    hd_assert_fail("the target is below the sum", __FILE__, __LINE__);
 }
 
 int32_t hd_draw_row(hd_draw_desk *d, const float *logits, const uint8_t *is_token,

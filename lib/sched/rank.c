@@ -39,7 +39,7 @@ static int n_cached(hd_sched *s, const hd_seq *q) {
     hd_prefix_ask ask = {.salt = q->salt,
                          .token = q->token,
                          .n_page = (q->n_prompt - 1) / s->c.page_tok,
-                         .rank = q->service};
+                         .rank = (int)q->service};
     hd_prefix_wait wait;
     return hd_prefix_match(s->prefix, &ask, s->path, &wait) * s->c.page_tok;
 }
@@ -58,7 +58,7 @@ static int64_t predict(hd_sched *s, hd_seq *q) {
 /* ---- rank ---- */
 
 static int bucket_of(const hd_sched *s, const hd_seq *q, int64_t work_ns) {
-    int bucket = q->service;
+    int bucket = (int)q->service;
     while (bucket + 1 < HD_BUCKET_COUNT && LANE_ROOM * q->prompt_ns > s->target[bucket].ttft_ns)
         bucket++;
     if (q->deadline_ns == 0) return bucket;

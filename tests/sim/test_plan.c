@@ -184,7 +184,7 @@ static void equal_seeds_give_equal_results(void **state) {
     (void)state;
     hd_cost cost = made_up();
     for (int k = 0; k < HD_TRACE_KIND_COUNT; k++) {
-        hd_trace t = make_trace(k, 400, 100);
+        hd_trace t = make_trace((enum hd_trace_kind)k, 400, 100);
         hd_sim_config c = config_of(&cost, &t);
         c.n_replica = 1 + k;
         hd_sim_result r[3];

@@ -98,7 +98,7 @@ static bool near(double a, double b, double share) { return fabs(a - b) <= share
 static void rates_and_lengths_are_kept(void **state) {
     (void)state;
     for (int k = 0; k < HD_TRACE_KIND_COUNT; k++) {
-        hd_trace_spec s = spec_of(k);
+        hd_trace_spec s = spec_of((enum hd_trace_kind)k);
         hd_trace t = generate(&s);
         double last_s = t.item[t.n - 1].arrival_s, output = 0, prompt = 0;
         assert_true(near(t.n / last_s, s.rate, k == HD_TRACE_SESSIONS ? 0.1 : 0.03));
@@ -118,7 +118,7 @@ static void rates_and_lengths_are_kept(void **state) {
 static void bursts_and_days_are_as_said(void **state) {
     (void)state;
     for (int k = HD_TRACE_BURSTY; k <= HD_TRACE_DIURNAL; k++) {
-        hd_trace_spec s = spec_of(k);
+        hd_trace_spec s = spec_of((enum hd_trace_kind)k);
         hd_trace t = generate(&s);
         int n_fifth = 0, n_half = 0;
         for (int i = 0; i < t.n; i++) {
@@ -195,7 +195,7 @@ static void classes_have_their_shares(void **state) {
 static void equal_seeds_give_equal_traces(void **state) {
     (void)state;
     for (int k = 0; k < HD_TRACE_KIND_COUNT; k++) {
-        hd_trace_spec s = spec_of(k);
+        hd_trace_spec s = spec_of((enum hd_trace_kind)k);
         s.n = 500;
         hd_buf text[3];
         for (int i = 0; i < 3; i++) {

@@ -333,5 +333,4 @@ const uint8_t *hd_seq_forms(const hd_seq *q) { return q->form; }
 int hd_seq_n_hit(const hd_seq *q) { return q->n_hit; }
 int hd_seq_n_computed(const hd_seq *q) { return q->n_computed; }
 int64_t hd_seq_admitted_ns(const hd_seq *q) { return q->admitted_ns; }
-enum hd_service hd_seq_service(const hd_seq *q) { return q->service; }
 int64_t hd_seq_due_ns(const hd_seq *q) { return q->due_ns; }

@@ -186,8 +186,7 @@ const uint8_t *hd_seq_forms(const hd_seq *q);  /* [n_tok] the record, once admit
 int hd_seq_n_hit(const hd_seq *q);             /* prompt tokens reused at first admission */
 int hd_seq_n_computed(const hd_seq *q);        /* positions whose KV exists */
 int64_t hd_seq_admitted_ns(const hd_seq *q);   /* first admission, or -1 */
-enum hd_service hd_seq_service(const hd_seq *q);
-int64_t hd_seq_due_ns(const hd_seq *q); /* of a submitted sequence */
+int64_t hd_seq_due_ns(const hd_seq *q);        /* of a submitted sequence */
 
 /* Asserts every invariant: reference counts equal uses, no page twice in a sequence, counts add up,
  * every index entry's page holds the tokens it is keyed by. */

@@ -81,8 +81,10 @@ typedef struct hd_cuda {
     float *all_ranks;  /* [n_rank, ...] what the ranks of a group send, on the device; or NULL */
     float *host_ranks; /* a collective through the host's pinned memory; NULL: never */
     unsigned *n_ended; /* [R] of blocks that work together: 0 between kernels */
-    const int32_t *sorted; /* the picks that row_of, slot_of and tile are of; NULL: none */
-    int sorted_experts;
+    /* What routing left in row_of, slot_of and tile for the moe that follows: of all experts, in
+     * tiles of HD_CUDA_FEW_ROWS. An op that routes or sorts ends it. */
+    const int32_t *sorted; /* its picks; NULL: nothing */
+    int sorted_rows, sorted_experts;
 } hd_cuda;
 
 /* A weight that prepare() has seen. */

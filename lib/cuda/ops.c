@@ -1,4 +1,14 @@
-/* The ops: which kernels they are made of. */
+/* The ops: which kernels they are made of (attention's: attn.c).
+ *
+ * Which kernel a product y = W x of R rows takes, the first that can:
+ *
+ * - many.c: it rounds, R >= HD_CUDA_GEMM_MIN (and HD_CUDA_GEMM_PICKS rows an expert), weights are
+ *   BF16 or have room to be decoded. gemm_wgmma.cu; before sm_90, or under --deterministic,
+ *   gemm_mma.cu.
+ * - stream.cuh: it rounds, R <= 2 * HD_CUDA_MANY_ROWS (tiles of an expert: HD_CUDA_FEW_ROWS), a
+ *   row's inputs have room in shared memory.
+ * - mul.cuh, whatever is left, as all products in float32 are: mul_few up to as many rows, then
+ *   mul_many. */
 #include "cuda/cuda.h"
 
 /* y[n_row, ldy] = W x for the rows of x[n_row, ldx]. */
@@ -131,12 +141,13 @@ void hd_cuda_now_route(void *ctx, const struct hd_op_route *args) {
     hd_cuda *c = ctx;
     const struct hd_op_route *a = args;
     HD_ASSERT(a->n_row <= c->limits.n_row && a->n_expert <= c->limits.n_expert);
+    c->sorted = NULL;
     hd_cuda_sort sort = sort_of(c, a->expert, a->n_row, a->n_used, a->n_expert, HD_CUDA_FEW_ROWS);
     const hd_cuda_mat *router = hd_cuda_mat_of(a->router);
     if (hd_cuda_can_route(a, router->format)) {
         hd_cuda_run_route(a, router, c->score, c->n_ended, &sort, c->stream);
-        c->sorted = hd_cuda_route_groups(a) == 1 ? a->expert : NULL;
-        c->sorted_experts = a->n_expert;
+        if (hd_cuda_route_groups(a) == 1)
+            c->sorted = a->expert, c->sorted_rows = a->n_row, c->sorted_experts = a->n_expert;
         return;
     }
     norm(c, (hd_cuda_norm){.x = a->x,
@@ -184,21 +195,25 @@ static int tile_rows_of(const struct hd_op_moe *a) {
     return is_few ? HD_CUDA_FEW_ROWS : HD_CUDA_MANY_ROWS;
 }
 
+/* Whether the rows lie sorted by the experts that moe has: a rank with some of them sorts anew. */
+static bool is_sorted(const hd_cuda *c, const struct hd_op_moe *a) {
+    bool is_whole = a->expert0 == 0 && a->gate->n_mat == c->sorted_experts;
+    return is_whole && c->sorted == a->expert && c->sorted_rows == a->n_row;
+}
+
 void hd_cuda_now_moe(void *ctx, const struct hd_op_moe *args) {
     hd_cuda *c = ctx;
     const struct hd_op_moe *a = args;
     HD_ASSERT(a->n_row <= c->limits.n_row && a->n_used <= c->limits.n_used);
     HD_ASSERT(a->gate->n_mat <= c->limits.n_expert);
+    bool has_order = is_sorted(c, a);
+    c->sorted = NULL;
     if (hd_cuda_many_moe(c, args)) return;
     if (a->n_row == 0) return;
     int tile_rows = tile_rows_of(a);
-    /* Routing of so few rows left them sorted. */
-    bool is_whole = a->expert0 == 0 && a->gate->n_mat == c->sorted_experts;
-    bool is_sorted = is_whole && c->sorted == a->expert && a->n_row <= tile_rows;
     hd_cuda_sort sort = sort_of(c, a->expert, a->n_row, a->n_used, a->gate->n_mat, tile_rows);
     sort.expert0 = a->expert0;
-    if (!is_sorted) hd_cuda_run_sort(&sort, c->stream);
-    c->sorted = NULL;
+    if (!has_order) hd_cuda_run_sort(&sort, c->stream);
     hd_cuda_mul m[2];
     hd_cuda_run_mul(m, gate_and_up(c, a, tile_rows, m), c->stream);
     hd_cuda_run_mul(m, down(c, a, tile_rows, m), c->stream);

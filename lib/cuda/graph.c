@@ -11,7 +11,8 @@
  *
  * There are few shapes: rows are filled up to one of row_counts (step.c), the units of the longest
  * sequence to a power of two. All graphs are made before the device is ready, by a rehearsal: the
- * model is asked for a step of each shape, which is not launched. */
+ * model is asked for a step of each shape, which is not launched. A list that differs afterwards,
+ * as without the sampling at its end, is run op by op: no memory is taken for it. */
 #include "cuda/cuda.h"
 
 #include "base/mem.h"
@@ -37,6 +38,7 @@ struct hd_cuda_graphs {
     unsigned char list[LIST_BYTES_MAX]; /* of the step that is being written down */
     size_t n_byte;
     bool is_deferring, is_rehearsing;
+    bool was_rehearsed;                   /* no graph is made any more */
     int row_count[ROWS_MAX], n_row_count; /* ascending */
     int n_unit_count;                     /* 1, 2, 4, ... units */
     step *now;                            /* of the shape that is being written down */
@@ -72,6 +74,7 @@ void hd_cuda_graphs_reserve(hd_cuda *c) {
     const hd_dev_limits *l = &c->limits;
     hd_cuda_graphs_drop(g);
     g->n_row_count = g->n_unit_count = 0;
+    g->was_rehearsed = false;
     int n_max = l->n_row < l->n_seq ? l->n_row : l->n_seq;
     if (n_max > l->n_out) n_max = l->n_out;
     if (l->n_page == 0) return; /* no model, whose cache has a spare page */
@@ -121,6 +124,7 @@ bool hd_cuda_rehearsal(void *ctx, int ix, int *n_row, int *n_pos) {
 void hd_cuda_rehearse(void *ctx, bool on) {
     hd_cuda *c = ctx;
     c->graphs->is_rehearsing = on;
+    c->graphs->was_rehearsed = !on;
 }
 
 /* True: written down, not to be run now. */
@@ -191,6 +195,10 @@ hd_status hd_cuda_flush(hd_cuda *c) {
     if (g->n_byte == 0) return HD_OK;
     step *s = g->now;
     bool is_known = s->graph && s->n_byte == g->n_byte && memcmp(s->list, g->list, g->n_byte) == 0;
+    if (!is_known && g->was_rehearsed) {
+        run_list(c, g->list, g->n_byte);
+        return HD_OK;
+    }
     if (!is_known) HD_TRY(capture(c, s));
     if (g->is_rehearsing) return HD_OK;
     return hd_cuda_told(cudaGraphLaunch(s->graph, c->stream), "launching a graph");

@@ -34,8 +34,17 @@ typedef struct hd_weight {
     void *prepared;         /* the backend's own repacked copy, or NULL */
 } hd_weight;
 
+/* A backend may keep arguments and compare them as bytes (cuda/graph.c does): every byte belongs to
+ * a member, which an initialiser sets where it is not named. Padding would hold what the stack
+ * held. */
+#ifndef __CUDACC__
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wpadded"
+#endif
+
 struct hd_op_embed {
     int n_row;
+    int pad;
     int32_t *token; /* [R] in; out: those that name a slot are replaced by the slot's, -1 by 0 */
     const int32_t *last;    /* [slot] what hd_token_of_slot stands for; NULL: there is none */
     const hd_weight *table; /* [V, D] */
@@ -56,6 +65,7 @@ struct hd_op_mla_qkv {
     const float *rope_cs;   /* [position, n_rope/2, 2] cos and sin, YaRN factor included */
     int d_model, n_head, n_nope, n_rope, n_c;
     hd_kv_layout kv; /* hd_kv_latent */
+    int pad;
     void *cache;  /* [n_page*page_tok] rows of n_c+n_rope this layer: normed latent, rotated key */
     float *q_out; /* [R, H, n_nope+n_rope] rope part rotated (interleaved pairs) */
 };
@@ -79,11 +89,12 @@ struct hd_op_gqa_qkv {
     const float *x;    /* [R, D] */
     const float *norm; /* [D] attn_norm */
     float eps;
+    bool is_half_split;
+    char pad[3];
     const hd_weight *q;                    /* [H*d_head, D] */
     const hd_weight *k, *v;                /* [H_kv*d_head, D] */
     const float *q_bias, *k_bias, *v_bias; /* [n_out] added before the rotation; NULL: none */
     const float *rope_cs;                  /* [position, d_head/2, 2] cos and sin */
-    bool is_half_split;
     int d_model, n_head, n_head_kv, d_head;
     hd_kv_layout kv;     /* hd_kv_heads, of keys and of values */
     void *keys, *values; /* [n_page*page_tok] rows of H_kv*d_head this layer; keys rotated */
@@ -102,20 +113,22 @@ struct hd_op_gqa_attn {
 
 struct hd_op_proj_add {
     int n_row;
+    bool is_partial; /* x = instead of x +=: the residual is another rank's to add */
+    char pad[3];
     const float *a;     /* [R, w->n_in] */
     const hd_weight *w; /* [D, n_in] */
     float *x;           /* [R, D] in and out */
-    bool is_partial;    /* x = instead of x +=: the residual is another rank's to add */
 };
 
 struct hd_op_ffn {
     int n_row, d_model;
-    const float *norm; /* [D] */
     float eps;
+    bool is_partial; /* as above */
+    char pad[3];
+    const float *norm;          /* [D] */
     const hd_weight *gate, *up; /* [F, D] */
     const hd_weight *down;      /* [D, F] */
     float *x;                   /* [R, D] in and out */
-    bool is_partial;            /* x = instead of x +=: the residual is another rank's to add */
 };
 
 enum hd_gating { HD_GATING_SOFTMAX = 1, HD_GATING_SIGMOID = 2 };
@@ -124,34 +137,35 @@ enum hd_group_rule { HD_GROUP_MAX, HD_GROUP_TOP2_SUM };
 
 struct hd_op_route {
     int n_row, d_model;
-    const float *x;    /* [R, D] */
-    const float *norm; /* [D] ffn_norm */
-    float eps;
+    const float *x;          /* [R, D] */
+    const float *norm;       /* [D] ffn_norm */
+    float eps, scale;        /* of norm; the weights are multiplied by it, last */
     const hd_weight *router; /* [E, D]; computed in float32 */
     const float *bias;       /* [E] added for selection only; NULL: none */
     enum hd_gating gating;
     enum hd_group_rule group_rule;
     int n_expert, n_used, n_group, n_group_used; /* n_group 1: no groups */
     bool normalise;                              /* weights divided by their sum + 1e-20 */
-    float scale;                                 /* then multiplied by this */
-    const int32_t *token;                        /* [R] for models that route by token id */
-    float *normed;                               /* [R, D] out: norm(x), input of moe */
-    int32_t *expert; /* [R, n_used] out, ascending; ties to the lower index */
-    float *weight;   /* [R, n_used] out */
+    char pad[7];
+    const int32_t *token; /* [R] for models that route by token id */
+    float *normed;        /* [R, D] out: norm(x), input of moe */
+    int32_t *expert;      /* [R, n_used] out, ascending; ties to the lower index */
+    float *weight;        /* [R, n_used] out */
 };
 
 struct hd_op_moe {
     int n_row, d_model, n_used;
+    int expert0;     /* the first of the n_mat below; others are other ranks' */
+    bool is_partial; /* as above */
+    char pad[7];
     const float *normed;        /* [R, D] */
     const int32_t *expert;      /* [R, n_used] ascending */
     const float *weight;        /* [R, n_used] */
-    int expert0;                /* the first of the n_mat below; others are other ranks' */
     const hd_weight *gate, *up; /* n_mat of [F, D] */
     const hd_weight *down;      /* n_mat of [D, F] */
     const hd_weight *shared_gate, *shared_up,
         *shared_down; /* [Fs, D], [Fs, D], [D, Fs]; NULL: none */
     float *x;         /* [R, D] in and out: x + (sum over experts, ascending) + shared */
-    bool is_partial;  /* x = instead of x +=: the residual is another rank's to add */
 };
 
 struct hd_op_head {
@@ -160,6 +174,7 @@ struct hd_op_head {
     const float *x;     /* [R, D] */
     const float *norm;  /* [D] */
     float eps;
+    int pad;
     const hd_weight *w; /* [V, D] */
     float *logits;      /* [n_out, V] out */
 };
@@ -188,5 +203,9 @@ struct hd_op_all_gather {
     const float *part; /* [n_row, n_each] */
     float *all;        /* [n_row, n_rank*n_each] out */
 };
+
+#ifndef __CUDACC__
+#pragma GCC diagnostic pop
+#endif
 
 #endif

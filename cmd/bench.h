@@ -56,12 +56,11 @@ void hd_bench_add_seq(struct hd_bench_model *b, int first, int n, enum hd_mla_fo
 /* Seconds of one step, its tokens drawn and on the host. */
 double hd_bench_step(struct hd_bench_model *b);
 
-/* Seconds of a prompt in steps of max_num_batched_tokens; of a step of n_seq sequences that have
- * context tokens each, the new one included. */
+/* Seconds of a prompt in steps of max_num_batched_tokens. */
 double hd_bench_prompt(struct hd_bench_model *b, int n_tok);
-double hd_bench_decode(struct hd_bench_model *b, int n_seq, int context);
-/* Such steps one after the other as the engine runs them: a device of its own has the next one
- * before the tokens of this one are fetched. ns [n_step]: from tokens to tokens. */
+/* Steps of n_seq sequences that have context tokens each, the new one included, one after the other
+ * as the engine runs them: a device of its own has the next one before the tokens of this one are
+ * fetched. ns [n_step]: from tokens to tokens. */
 void hd_bench_decode_many(struct hd_bench_model *b, int n_seq, int context, int n_step,
                           int64_t *ns);
 

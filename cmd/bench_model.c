@@ -162,15 +162,10 @@ static void fill_decode(struct hd_bench_model *b, int n_seq, int context) {
     for (int s = 0; s < n_seq; s++) hd_bench_add_seq(b, context - 1, 1, HD_MLA_ABSORBED, true);
 }
 
-double hd_bench_decode(struct hd_bench_model *b, int n_seq, int context) {
-    fill_decode(b, n_seq, context);
-    return hd_bench_step(b);
-}
-
 void hd_bench_decode_many(struct hd_bench_model *b, int n_seq, int context, int n_step,
                           int64_t *ns) {
     int n_ahead = hd_dev_has_memory(&b->dev) ? HD_DEV_STEPS : 1, n_enqueued = 0;
-    int64_t last_ns = hd_now_ns();
+    int64_t last_ns = hd_work_clock_now(&b->clock);
     for (int i = 0; i < n_step && b->status == HD_OK; i++) {
         for (; n_enqueued < n_step && n_enqueued < i + n_ahead && b->status == HD_OK;
              n_enqueued++) {
@@ -179,7 +174,7 @@ void hd_bench_decode_many(struct hd_bench_model *b, int n_seq, int context, int 
         }
         hd_model_out out;
         if (b->status == HD_OK) b->status = hd_model_fetch(b->model, &out);
-        int64_t now_ns = hd_now_ns();
+        int64_t now_ns = hd_work_clock_now(&b->clock);
         ns[i] = now_ns - last_ns;
         last_ns = now_ns;
     }

@@ -1,6 +1,6 @@
-/* hadal bench: how fast the model runs, apart from any server: prompts of some lengths, and single
- * steps of some batch sizes at some contexts; each also as a share of what the machine measured in
- * the same run can do.
+/* hadal bench: how fast the model runs, apart from any server: prompts of some lengths, and steps
+ * of some batch sizes at some contexts, one behind the other as a server has them; each also as a
+ * share of what the machine measured in the same run can do.
  *
  * Tokens are random (seeded), so that experts are chosen about evenly; the cache holds zeros except
  * for the rows that the steps write, which costs the same time as any other content. */
@@ -74,20 +74,27 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* One run to warm up, then for --seconds, at least three. context 0: a prompt of n tokens. */
-static struct point measure(struct bench *b, int n, int context) {
-    struct point p = {.n_tok = n};
-    double sum = 0;
-    if (context > 0)
-        hd_bench_decode(&b->m, n, context);
-    else
-        hd_bench_prompt(&b->m, n);
-    while (b->m.status == HD_OK && p.n_run < RUN_MAX &&
-           (p.n_run < 3 || sum < b->m.o->bench_seconds)) {
-        double s = context > 0 ? hd_bench_decode(&b->m, n, context) : hd_bench_prompt(&b->m, n);
-        p.seconds[p.n_run++] = s;
-        sum += s;
+/* n_run prompts of n tokens; or as many steps of n sequences of that context, one behind the other
+ * as a server has them. */
+static void repeat(struct bench *b, int n, int context, int n_run, double *seconds) {
+    if (context > 0) {
+        int64_t ns[RUN_MAX] = {0};
+        hd_bench_decode_many(&b->m, n, context, n_run, ns);
+        for (int i = 0; i < n_run; i++) seconds[i] = (double)ns[i] / 1e9;
+    } else {
+        for (int i = 0; i < n_run; i++) seconds[i] = hd_bench_prompt(&b->m, n);
     }
+}
+
+/* Runs to warm up, which say how many fill --seconds. */
+static struct point measure(struct bench *b, int n, int context) {
+    enum { WARM_UP = 2, LEAST = 3 };
+    struct point p = {.n_tok = n};
+    repeat(b, n, context, WARM_UP, p.seconds);
+    if (b->m.status != HD_OK) return p;
+    double n_fit = ceil(b->m.o->bench_seconds / p.seconds[WARM_UP - 1]);
+    p.n_run = n_fit > RUN_MAX ? RUN_MAX : n_fit > LEAST ? (int)n_fit : LEAST;
+    repeat(b, n, context, p.n_run, p.seconds);
     qsort(p.seconds, (size_t)p.n_run, sizeof p.seconds[0], ascending);
     return p;
 }
@@ -172,7 +179,8 @@ static hd_status run_all(struct bench *b) {
         tell(b, &p, 0);
     }
     if (b->json) hd_json_array_end(b->json);
-    head_line(b, "steps (one token of each sequence)", "batch", "context");
+    head_line(b, "steps (one token of each sequence, one step behind the other)", "batch",
+              "context");
     json_array(b, "steps");
     for (int c = 0; c < b->contexts.n; c++) {
         for (int i = 0; i < b->batches.n; i++) {

@@ -204,7 +204,7 @@ static hd_status simulated_step(void *ctx) {
     struct simulated *m = ctx;
     hd_sim_machine_enqueue(&m->machine, &m->batch);
     hd_sim_machine_fetch(&m->machine);
-    return HD_OK;
+    return hd_sim_machine_status(&m->machine);
 }
 
 static hd_status simulate_static(struct compare *c, const hd_policy *p, hd_compare_run *run) {

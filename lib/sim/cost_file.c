@@ -5,7 +5,6 @@
 #include "file/json.h"
 #include "file/mapping.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -101,8 +100,8 @@ static hd_status read_int(const json_t *v, const char *key, int64_t least, int64
 }
 
 static hd_status read_number(const json_t *v, const char *key, double *out) {
-    if (!json_is_number(v) || !(json_number_value(v) >= 0) || !isfinite(json_number_value(v)))
-        return wrong(key, "a number from 0", v);
+    if (!json_is_number(v) || !(json_number_value(v) >= 0 && json_number_value(v) <= 1e6))
+        return wrong(key, "a number from 0 to 1e6", v);
     *out = json_number_value(v);
     return HD_OK;
 }

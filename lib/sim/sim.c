@@ -11,6 +11,10 @@
 
 enum { answer_token = HD_TRACE_ID_FIRST };
 
+/* So that the ends of the steps under way, and what is predicted of them, fit an int64_t. */
+static const double step_max_s = 1e6;
+static const int64_t time_max_ns = INT64_C(1) << 60;
+
 struct sim;
 
 struct replica {
@@ -48,6 +52,10 @@ void hd_sim_machine_enqueue(hd_sim_machine *m, const hd_batch *b) {
     hd_cost_load_of(b, &l);
     double s = hd_cost_mean_s(m->cost, &l);
     s *= hd_cost_factor(m->cost, hd_random_uniform(&m->random));
+    if (!(s <= step_max_s)) {
+        s = step_max_s;
+        m->is_over = true;
+    }
     HD_ASSERT(m->n_under_way < 2);
     int64_t from_ns = m->now_ns;
     if (m->n_under_way == 1 && m->end_ns[0] > from_ns) from_ns = m->end_ns[0];
@@ -63,6 +71,15 @@ void hd_sim_machine_fetch(hd_sim_machine *m) {
     if (m->end_ns[0] > m->now_ns) m->now_ns = m->end_ns[0];
     m->end_ns[0] = m->end_ns[1];
     m->n_under_way--;
+    if (m->now_ns > time_max_ns) m->is_over = true;
+}
+
+hd_status hd_sim_machine_status(const hd_sim_machine *m) {
+    if (!m->is_over) return HD_OK;
+    return HD_FAIL(INVALID,
+                   "simulated time: expected steps of at most %g s and an end within %g s, found "
+                   "more: the cost profile is of no such machine",
+                   step_max_s, (double)time_max_ns * 1e-9);
 }
 
 static hd_status enqueue(void *ctx, const hd_batch *b) {
@@ -206,6 +223,7 @@ static hd_status turn(struct sim *m, int ix) {
     for (; p->n_ended > 0; p->n_ended--) hd_router_leave(m->router, ix);
     double busy_s = p->machine.busy_s;
     bool has_worked = hd_loop_turn(p->loop);
+    HD_TRY(hd_sim_machine_status(&p->machine));
     hd_engine_stats s;
     hd_loop_get_stats(p->loop, &s);
     m->page_sum += s.n_page_used * (p->machine.busy_s - busy_s);
@@ -225,9 +243,15 @@ static hd_status run(struct sim *m) {
     double first_s = m->trace->item[0].arrival_s;
     for (int next = 0; next < m->trace->n || m->n_heap > 0;) {
         int64_t arrival_ns = INT64_MAX;
-        if (next < m->trace->n)
-            arrival_ns =
-                1 + llround((m->trace->item[next].arrival_s - first_s) / m->c->scale * 1e9);
+        if (next < m->trace->n) {
+            double s = (m->trace->item[next].arrival_s - first_s) / m->c->scale;
+            if (!(s * 1e9 < (double)time_max_ns))
+                return HD_FAIL(INVALID,
+                               "request %d: at this load scale it comes after %g s, expected at "
+                               "most %g s",
+                               next + 1, s, (double)time_max_ns * 1e-9);
+            arrival_ns = 1 + llround(s * 1e9);
+        }
         bool has_turn = m->n_heap > 0 && m->replica[m->heap[0]].machine.now_ns < arrival_ns;
         reach(m, has_turn ? m->replica[m->heap[0]].machine.now_ns : arrival_ns);
         if (has_turn)

@@ -25,12 +25,15 @@ typedef struct hd_sim_machine {
     uint64_t random; /* state of the noise */
     double busy_s;
     uint64_t n_step, n_row;
+    bool is_over; /* a step or the time is beyond its bound: what follows is worth nothing */
 } hd_sim_machine;
 
 /* Gives the device a batch, which computes nothing and takes as long as it would. */
 void hd_sim_machine_enqueue(hd_sim_machine *m, const hd_batch *b);
 /* Waits for the oldest step that was enqueued and not fetched. */
 void hd_sim_machine_fetch(hd_sim_machine *m);
+/* HD_E_INVALID: a step took more than 10^6 s, or time has passed 2^60 ns (36 years). */
+HD_MUST_CHECK hd_status hd_sim_machine_status(const hd_sim_machine *m);
 
 enum hd_sim_router {
     HD_SIM_ROUTE_PREFIX,      /* one group, one replica, as long as that has no more requests under
@@ -79,7 +82,8 @@ typedef struct hd_sim_result {
     double wall_s;    /* how long simulating took */
 } hd_sim_result;
 
-/* HD_E_INTERNAL: a replica stands still with work left. hd_sim_result_fini in every case. */
+/* HD_E_INTERNAL: a replica stands still with work left. HD_E_INVALID: steps or arrivals are beyond
+ * the bounds of hd_sim_machine_status. hd_sim_result_fini in every case. */
 HD_MUST_CHECK hd_status hd_sim_run(const hd_sim_config *c, const hd_trace *trace,
                                    hd_sim_result *out);
 void hd_sim_result_fini(hd_sim_result *r);

@@ -99,7 +99,10 @@ static void a_profile_is_written_and_read(void **state) {
         {"\"kind\":\"hadal cost profile\"", "\"kind\":\"x\"", "x: kind: expected \"hadal cost"},
         {"\"threads\":2", "\"threads\":-1", "threads: expected a whole number from 0, found -1"},
         {"\"context\":2048", "\"context\":1e3", "context: expected a whole number from 2"},
-        {"\"out_s\":2e-05", "\"out_s\":\"2\"", "out_s: expected a number from 0, found \"2\""},
+        {"\"out_s\":2e-05", "\"out_s\":\"2\"",
+         "out_s: expected a number from 0 to 1e6, found \"2\""},
+        {"\"decode_s\":", "\"decode_s\":9e300,\"x\":",
+         "decode_s: expected a number from 0 to 1e6, found"},
         {"\"rows\":[1,4", "\"rows\":[4,4", "rows: expected a whole number from 5, found 4"},
         {"\"seconds\":[0.001,", "\"seconds\":[", "seconds: expected as many as rows"},
         {"\"spread\":[", "\"spread\":[9,", "spread: expected a list of 21, found a list of 22"},
@@ -243,6 +246,26 @@ static void an_overload_is_refused(void **state) {
     hd_trace_fini(&t);
 }
 
+/* Times that an int64_t of nanoseconds cannot hold are told, not wrapped. */
+static void time_without_end_is_refused(void **state) {
+    (void)state;
+    hd_cost cost = made_up();
+    hd_trace t = make_trace(HD_TRACE_POISSON, 50, 0.1);
+    hd_sim_config c = config_of(&cost, &t);
+    hd_sim_result r;
+    cost.out_s = 1e6; /* a step alone is too long */
+    assert_int_equal(hd_sim_run(&c, &t, &r), HD_E_INVALID);
+    assert_non_null(strstr(hd_error_text(), "expected steps of at most 1e+06 s"));
+    hd_sim_result_fini(&r);
+    cost = made_up();
+    c.scale = 1e-6; /* arrivals are */
+    t.item[t.n - 1].arrival_s = 9e8;
+    assert_int_equal(hd_sim_run(&c, &t, &r), HD_E_INVALID);
+    assert_non_null(strstr(hd_error_text(), "request 50: at this load scale it comes after 9e+14"));
+    hd_sim_result_fini(&r);
+    hd_trace_fini(&t);
+}
+
 /* ---- fleets ---- */
 
 static double latency_of(const hd_sim_config *c, const hd_trace *t, uint64_t *hit) {
@@ -319,6 +342,7 @@ int main(void) {
         cmocka_unit_test(equal_seeds_give_equal_results),
         cmocka_unit_test(a_lone_request_takes_its_steps),
         cmocka_unit_test(an_overload_is_refused),
+        cmocka_unit_test(time_without_end_is_refused),
         cmocka_unit_test(sessions_find_their_prefix),
         cmocka_unit_test(routers_keep_their_promises),
     };

@@ -57,6 +57,9 @@ static hd_status read_plan(const char *path, struct candidate *c, int n_layer) {
     size_t n_byte;
     HD_TRY(hd_text_read(path, PLAN_BYTES_MAX, &text, &n_byte));
     hd_status s = HD_OK;
+    if (strlen(text) != n_byte)
+        s = HD_FAIL(INVALID, "%s: byte %zu: expected text, found a zero byte", path,
+                    strlen(text) + 1);
     int n_named = 0, line = 0;
     for (char *p = text, *next; p && s == HD_OK; p = next) {
         next = strchr(p, '\n');
@@ -86,13 +89,14 @@ static hd_status read_plan(const char *path, struct candidate *c, int n_layer) {
 
 hd_status hd_offload_choose(hd_model *m) {
     const hd_model_options *o = &m->opt;
-    if (!o->host || o->device_weight_bytes == 0) return HD_OK;
+    bool is_bounded = o->host && o->device_weight_bytes > 0;
+    if (!is_bounded && !o->offload_plan) return HD_OK;
     int n_layer = m->hp.n_layer;
     struct candidate *c = hd_arena_alloc(m->arena, (size_t)n_layer * sizeof *c);
     uint64_t left = measure(m, c);
     qsort(c, (size_t)n_layer, sizeof *c, by_size);
     if (o->offload_plan) HD_TRY(read_plan(o->offload_plan, c, n_layer));
-    if (left <= o->device_weight_bytes) return HD_OK;
+    if (!is_bounded || left <= o->device_weight_bytes) return HD_OK; /* the plan was checked */
     struct hd_offload *f = hd_arena_alloc(m->arena, sizeof *f);
     *f = (struct hd_offload){.host = *o->host};
     f->layer = hd_arena_alloc(m->arena, (size_t)n_layer * sizeof *f->layer);

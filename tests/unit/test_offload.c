@@ -175,6 +175,13 @@ static void test_bad_plans(void **state) {
     loaded l;
     assert_int_equal(try_open("v3", true, 1 << 20, "/absent", &l), HD_E_NOT_FOUND);
     close_all(&l);
+    /* Nor is one taken that has nothing to do: no bound. */
+    assert_int_equal(try_open("v3", true, 0, "/absent", &l), HD_E_NOT_FOUND);
+    close_all(&l);
+    test_write_file(plan, "1\n\0 9", 5);
+    assert_int_equal(try_open("v3", true, 0, plan, &l), HD_E_INVALID);
+    assert_non_null(strstr(hd_error_text(), "byte 3: expected text, found a zero byte"));
+    close_all(&l);
 }
 
 static void test_broken_device(void **state) {

@@ -221,8 +221,8 @@ void hd_write_forced(hd_choice *ch, const int32_t *id, size_t n) {
 
 /* A call that a stop string cut off is none to carry out. */
 const char *hd_choice_finish(const hd_choice *ch) {
-    if (ch->finish == HD_FINISH_NONE) return NULL;
     if (ch->finish == HD_FINISH_LENGTH) return "length";
+    if (ch->finish != HD_FINISH_STOP) return NULL;
     if (ch->n_call == 0) return "stop";
     bool is_whole =
         !ch->by_stop || hd_api_is_object(hd_buf_str(&ch->call[ch->n_call - 1].arguments));

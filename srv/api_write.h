@@ -18,7 +18,7 @@ enum { HD_LP_TOKENS = 0, HD_LP_TOKEN_LOGPROBS = 1, HD_LP_TOP = 2, HD_LP_OFFSETS 
 void hd_write_forced(hd_choice *ch, const int32_t *id, size_t n);
 /* `top`: the event's n_top entries. May find that the text is over (ch->is_cut). */
 void hd_write_event(hd_choice *ch, const hd_gen_event *ev, const hd_top_logprob *top);
-/* "stop", "length" or "tool_calls"; NULL while it goes on. */
+/* "stop", "length" or "tool_calls"; NULL while it goes on, and when it failed or was cancelled. */
 const char *hd_choice_finish(const hd_choice *ch);
 /* Appends the SSE events that are due after hd_write_event; empties the choice's buffers. */
 void hd_write_chunk(hd_choice *ch, bool is_last, hd_buf *out);

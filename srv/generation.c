@@ -485,7 +485,7 @@ static void digest(hd_generation *g, hd_buf *out) {
             g->n_open--;
         else if (ch->is_cut)
             hd_request_stop(g->engine, ch->id); /* the engine would go on */
-        if (g->request.stream) hd_write_chunk(ch, ev->finish != HD_FINISH_NONE, out);
+        if (g->request.stream) hd_write_chunk(ch, hd_choice_finish(ch) != NULL, out);
     }
     g->reading.n_event = g->reading.n_top = 0;
 }

@@ -689,6 +689,7 @@ static void engine_errors(void **state) {
     assert_true(a.is_whole);
     assert_non_null(strstr(text_of(&a), "data: {\"error\":{\"message\":\"logits of layer 3"));
     assert_null(strstr(text_of(&a), "[DONE]"));
+    assert_null(strstr(text_of(&a), "\"finish_reason\":\"")); /* none that says it is whole */
     drop_answer(&a);
     assert_int_equal(stub_await(w->engine, &w->engine->n_open, 0), 0);
     put(fd, GET("/health")); /* the connection lives */

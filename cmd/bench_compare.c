@@ -3,6 +3,7 @@
 #include "cmd/compare.h"
 
 #include "base/mem.h"
+#include "base/sort.h"
 #include "cmd/sim.h"
 #include "engine/sizes.h"
 
@@ -93,11 +94,6 @@ void hd_compare_count_pages(const hd_trace *trace, int page_tok, hd_compare_run 
     }
 }
 
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static struct figures figures_of(const struct compare *c, const hd_compare_run *run) {
     struct figures f = {0};
     double *latency = hd_alloc_zero((size_t)c->trace.n, sizeof *latency), last_s = 0, busy = 0;
@@ -111,7 +107,7 @@ static struct figures figures_of(const struct compare *c, const hd_compare_run *
         busy += q->end_s - q->admitted_s;
         last_s = fmax(last_s, q->end_s);
     }
-    qsort(latency, (size_t)n, sizeof *latency, ascending);
+    hd_sort_doubles(latency, (size_t)n);
     if (n > 0) {
         f.latency_mean /= n;
         f.ttft_mean /= n;

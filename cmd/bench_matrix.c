@@ -3,10 +3,10 @@
 #include "cmd/bench.h"
 
 #include "base/mem.h"
+#include "base/sort.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Options that may be on or off for one result within a tolerance. */
@@ -46,11 +46,6 @@ static double run_load(struct hd_bench_model *m, const struct load *l) {
     return (double)sum / N_STEP * 1e-9;
 }
 
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static hd_status time_load(struct hd_bench_model *m, const struct load *l, double *tok_s) {
     double *seconds = hd_alloc_zero(RUN_MAX, sizeof *seconds), sum = 0;
     int n = 0;
@@ -59,7 +54,7 @@ static hd_status time_load(struct hd_bench_model *m, const struct load *l, doubl
         seconds[n] = run_load(m, l);
         sum += seconds[n++];
     }
-    qsort(seconds, (size_t)n, sizeof *seconds, ascending);
+    hd_sort_doubles(seconds, (size_t)n);
     if (n > 0) *tok_s = (l->is_prompt ? l->n_tok : l->n_seq) / seconds[n / 2];
     hd_free(seconds);
     return m->status;

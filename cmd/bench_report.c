@@ -1,11 +1,12 @@
 /* What a load showed: percentiles over answered requests, throughput, errors apart, goodput. */
 #include "cmd/bench_load.h"
+
+#include "base/sort.h"
 #include "cmd/output.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -100,11 +101,6 @@ static double value_of(const hd_load_result *r, const struct metric *m) {
     return *(const double *)((const char *)r + m->offset);
 }
 
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static bool has_metric(const hd_load_result *r, const struct metric *m) {
     bool is_of_it =
         m->outcome == HD_LOAD_UNSENT ? r->outcome != HD_LOAD_UNSENT : r->outcome == m->outcome;
@@ -122,7 +118,7 @@ static int sort_values(const hd_load_run *r, const struct metric *m, const char 
     for (int i = 0; i < r->trace->n; i++)
         if (has_metric(&r->result[i], m) && is_of_class(r, i, service))
             v[n++] = value_of(&r->result[i], m);
-    qsort(v, (size_t)n, sizeof *v, compare);
+    hd_sort_doubles(v, (size_t)n);
     return n;
 }
 

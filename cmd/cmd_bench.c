@@ -6,6 +6,7 @@
  * for the rows that the steps write, which costs the same time as any other content. */
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "cmd/anatomy.h"
 #include "cmd/bench.h"
 #include "cmd/bench_load.h"
@@ -14,7 +15,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { RUN_MAX = 1000 };
@@ -69,11 +69,6 @@ static hd_status open_all(struct bench *b, const struct hd_options *o, const cha
                                n_pos);
 }
 
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* n_run prompts of n tokens; or as many steps of n sequences of that context, one behind the other
  * as a server has them. */
 static void repeat(struct bench *b, int n, int context, int n_run, double *seconds) {
@@ -95,7 +90,7 @@ static struct point measure(struct bench *b, int n, int context) {
     double n_fit = ceil(b->m.o->bench_seconds / p.seconds[WARM_UP - 1]);
     p.n_run = n_fit > RUN_MAX ? RUN_MAX : n_fit > LEAST ? (int)n_fit : LEAST;
     repeat(b, n, context, p.n_run, p.seconds);
-    qsort(p.seconds, (size_t)p.n_run, sizeof p.seconds[0], ascending);
+    hd_sort_doubles(p.seconds, (size_t)p.n_run);
     return p;
 }
 

@@ -3,10 +3,10 @@
 #include "cmd/eval.h"
 
 #include "base/mem.h"
+#include "base/sort.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { n_top = 5 };
@@ -59,11 +59,6 @@ void hd_comparison_add(hd_comparison *c, const float *base, const float *logits,
     c->dp[c->n++] = exp(ln_q) - exp(ln_p);
 }
 
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Of sorted values: the one that a share of them does not exceed. */
 static double quantile(const double *sorted, int n, double share) {
     double at = share * (n - 1);
@@ -88,7 +83,7 @@ hd_comparison_summary hd_comparison_summarise(hd_comparison *c) {
     HD_ASSERT(n > 0);
     double kl = mean_of(c->kl, n, false), kl2 = mean_of(c->kl, n, true);
     double dp = mean_of(c->dp, n, false), dp2 = mean_of(c->dp, n, true);
-    qsort(c->kl, (size_t)n, sizeof *c->kl, ascending);
+    hd_sort_doubles(c->kl, (size_t)n);
     return (hd_comparison_summary){.n = n,
                                    .perplexity = exp(c->nll / n),
                                    .base_perplexity = exp(c->base_nll / n),

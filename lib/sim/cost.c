@@ -2,6 +2,7 @@
 #include "sim/cost.h"
 
 #include "base/mem.h"
+#include "base/sort.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -155,15 +156,10 @@ hd_status hd_cost_fit(hd_cost *c, const hd_cost_point *point, int n) {
     return HD_OK;
 }
 
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 void hd_cost_spread(hd_cost *c, double *factor, int n) {
     for (int i = 0; i < HD_COST_QUANTILES; i++) c->quantile[i] = 1;
     if (n == 0) return;
-    qsort(factor, (size_t)n, sizeof *factor, ascending);
+    hd_sort_doubles(factor, (size_t)n);
     for (int i = 0; i < HD_COST_QUANTILES; i++) {
         double at = (double)i / (HD_COST_QUANTILES - 1) * (n - 1);
         int k = at < n - 1 ? (int)at : n - 1;

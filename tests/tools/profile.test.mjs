@@ -12,7 +12,8 @@ test('every op of a step, and nothing else', () => {
   // 8 layers, the first of them dense.
   assert.deepEqual(count(p.ops), { embed: 1, mla_qkv: 8, mla_attn: 8, proj_add: 8, ffn: 1, route: 7,
     moe: 7, head: 1, sample: 1, 'outside of ops': 0 });
-  for (const o of p.ops) assert.ok(o.us_per_step >= 0, o.name);
+  const sum = p.ops.reduce((us, o) => us + o.us_per_step, 0);
+  assert.ok(Math.abs(sum - p.step_mean_us) < 1e-6 * sum, `ops and what is outside of them, ${sum}, are the step`);
   assert.equal(p.steps, 3);
   assert.equal(p.spans_lost, 0);
   assert.ok(p.host_us_per_step <= p.step_mean_us);

@@ -176,7 +176,7 @@ static __device__ __forceinline__ void copy_tile(const hd_cuda_attn &a, const ti
         copy_rows<S, S::DK>(a, a.keys, a.n_key, t, to);
         if (!S::IS_LATENT) copy_rows<S, S::DV>(a, a.values, a.n_v, t, to + S::K_BYTES);
     }
-    end_copies();
+    copy_commit();
 }
 
 // ---- queries and results ----
@@ -399,7 +399,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) split(const hd_c
             for (int j = 0; j < S::NV; j++) out[j][0] = out[j][1] = out[j][2] = out[j][3] = 0;
         }
         uint32_t here = stage + (uint32_t)(ready * S::STAGE_BYTES);
-        await_copies<S::STAGES - 2>();
+        copy_wait<S::STAGES - 2>();
         __syncthreads(); // this tile is there, the one before has been used
         copy_tile<S>(a, ahead, stage + (uint32_t)(free * S::STAGE_BYTES));
         look_up(a, next, &ahead);

@@ -92,7 +92,7 @@ static __device__ __forceinline__ void flash_copy(const hd_cuda_flash &a, const 
             copy_piece(to + column_piece_at<UNIT>(r, piece), has ? from + 128 * j : from, has);
         }
     }
-    end_copies();
+    copy_commit();
 }
 
 // What a warp keeps of its rows: maxima of the products, this lane's parts of the sums, and the
@@ -262,11 +262,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) flash(const hd_c
     int last = t.pos + row0 + 15; // of the warp's rows: units past it change nothing
     for (int p = t.pos0; p < t.end; p += UNIT) {
         float s[8][4], keep[2];
-        await_copies<0>();
+        copy_wait<0>();
         __syncthreads(); // the keys are there, the values before have been used
         flash_copy<S, true>(a, t, kv_head, p, v);
         if (p <= last) flash_scores<S>(q, k, row0, s);
-        await_copies<0>();
+        copy_wait<0>();
         __syncthreads(); // the values are there, the keys have been used
         if (p + UNIT < t.end) flash_copy<S, false>(a, t, kv_head, p + UNIT, k);
         if (p > last) continue;
@@ -280,28 +280,28 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) flash(const hd_c
 // ---- the same with products of groups of four warps, 64 rows each ----
 
 #ifdef HD_HAS_GROUP_PRODUCT
-// These begin: what they read and write is theirs until await_products.
+// These begin: what they read and write is theirs until warpgroup_wait.
 template <class S>
 static __device__ __forceinline__ void begin_scores(uint32_t q, uint32_t k, float s[8][4]) {
-    begin_products();
+    warpgroup_begin();
 #pragma unroll
     for (int e = 0; e < S::DK / 16; e++)
-        group_product(s, column_of(q + (uint32_t)(e / 4 * S::ROWS * 128 + e % 4 * 32)),
-                      column_of(k + (uint32_t)(e / 4 * UNIT * 128 + e % 4 * 32)), e > 0);
-    end_products();
+        group_product(s, tile_descriptor(q + (uint32_t)(e / 4 * S::ROWS * 128 + e % 4 * 32)),
+                      tile_descriptor(k + (uint32_t)(e / 4 * UNIT * 128 + e % 4 * 32)), e > 0);
+    warpgroup_commit();
 }
 
 template <class S>
 static __device__ __forceinline__ void begin_values(const uint32_t p[4][4], uint32_t v,
                                                     flash_rows<S> *w) {
-    begin_products();
+    warpgroup_begin();
 #pragma unroll
     for (int e = 0; e < 4; e++)
 #pragma unroll
         for (int j = 0; j < S::DV / 64; j++)
             group_product(w->out + 8 * j, p[e],
-                          column_of(v + (uint32_t)(j * UNIT * 128 + e * 16 * 128)));
-    end_products();
+                          tile_descriptor(v + (uint32_t)(j * UNIT * 128 + e * 16 * 128)));
+    warpgroup_commit();
 }
 
 // Weighted values of a unit are summed while the weights of the next are computed.
@@ -323,8 +323,8 @@ static __device__ __forceinline__ void flash_by_groups(const hd_cuda_flash &a,
     int n = (t.end - t.pos0 + UNIT - 1) / UNIT, n_seen = t.pos + group0 + 64 - t.pos0;
     n_seen = n_seen <= 0 ? 0 : min(n, (n_seen + UNIT - 1) / UNIT);
     auto turn = [&](int u) { // to unit u: its values are there, and the next one's keys
-        await_copies<0>();
-        show_to_products();
+        copy_wait<0>();
+        fence_async();
         __syncthreads(); // keys of u and values before it have been used
         if (u + 2 < n)
             flash_copy<S, false>(a, t, kv_head, t.pos0 + (u + 2) * UNIT,
@@ -337,7 +337,7 @@ static __device__ __forceinline__ void flash_by_groups(const hd_cuda_flash &a,
     turn(-1);
     if (n_seen > 0) {
         begin_scores<S>(q, k, s);
-        await_products<0>();
+        warpgroup_wait<0>();
         flash_soften<S>(s, scale, t.pos0, t.pos + row0, &w, keep);
         flash_rescale<S>(keep, &w);
     }
@@ -347,9 +347,9 @@ static __device__ __forceinline__ void flash_by_groups(const hd_cuda_flash &a,
         for (int e = 0; e < 4; e++) left_fragment(s + 2 * e, weight[e]);
         begin_scores<S>(q, k + (uint32_t)(u + 1 & 1) * S::K_BYTES, s);
         begin_values<S>(weight, v + (uint32_t)(u & 1) * S::V_BYTES, &w);
-        await_products<1>();
+        warpgroup_wait<1>();
         flash_soften<S>(s, scale, t.pos0 + (u + 1) * UNIT, t.pos + row0, &w, keep);
-        await_products<0>();
+        warpgroup_wait<0>();
         flash_rescale<S>(keep, &w);
     }
     if (n_seen > 0) {
@@ -357,7 +357,7 @@ static __device__ __forceinline__ void flash_by_groups(const hd_cuda_flash &a,
 #pragma unroll
         for (int e = 0; e < 4; e++) left_fragment(s + 2 * e, weight[e]);
         begin_values<S>(weight, v + (uint32_t)(n_seen - 1 & 1) * S::V_BYTES, &w);
-        await_products<0>();
+        warpgroup_wait<0>();
     }
     for (int u = n_seen; u < n; u++) turn(u);
     flash_end<S>(a, t, head, row0, w);
@@ -548,14 +548,14 @@ static __global__ void __launch_bounds__(expansion::THREADS, 2) expand(const hd_
                     copy_piece(to + piece_at<LINE>(128 * m + tid / 8 + 32 * i, tid % 8),
                                is_there ? from[m][i] + 16 * piece : from[m][i], is_there);
                 }
-        end_copies();
+        copy_commit();
     };
     float acc[4][4][4] = {};
     int row0 = warp / 4 * 64, col0 = warp % 4 * 32;
     copy(0);
     copy(1);
     for (int step = 0; step < n_step; step++) {
-        await_copies<1>();
+        copy_wait<1>();
         __syncthreads();
         copy(step + 2);
         uint32_t rows = base + (uint32_t)(step % STAGES * STAGE_BYTES), cols = rows + ROWS * LINE;
@@ -576,7 +576,7 @@ static __global__ void __launch_bounds__(expansion::THREADS, 2) expand(const hd_
                 for (int n = 0; n < 4; n++) tensor_product(acc[m][n], x[m], w[n / 2] + n % 2 * 2);
         }
     }
-    await_copies<0>();
+    copy_wait<0>();
     __syncthreads();
 #pragma unroll
     for (int m = 0; m < 4; m++)

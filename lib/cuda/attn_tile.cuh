@@ -4,11 +4,7 @@
 // row's number, so that a piece of eight rows is in eight bank groups.
 #pragma once
 
-#include "cuda/device.cuh"
-
-static __device__ __forceinline__ uint32_t shared_address(const void *p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
+#include "cuda/sm90.cuh"
 
 // Bytes from the tile's begin to piece `piece` of row `row`.
 template <int ROW_BYTES> static __device__ __forceinline__ uint32_t piece_at(int row, int piece) {
@@ -18,16 +14,7 @@ template <int ROW_BYTES> static __device__ __forceinline__ uint32_t piece_at(int
 
 // 16 bytes, or zeros where nothing is to be read; `from` is a valid address in any case.
 static __device__ __forceinline__ void copy_piece(uint32_t to, const void *from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(is_there ? 16 : 0)
-                 : "memory");
-}
-static __device__ __forceinline__ void end_copies(void) {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// All but the last N groups have arrived.
-template <int N> static __device__ __forceinline__ void await_copies(void) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+    copy16(to, from, is_there ? 16 : 0);
 }
 
 // Four 8x8 matrices of 16-bit values: lane l points at row l%8 of matrix l/8.
@@ -55,12 +42,6 @@ template <int ROWS> static __device__ __forceinline__ uint32_t column_piece_at(i
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define HD_HAS_GROUP_PRODUCT 1
-
-// A column from `at` on: rows of 128 bytes, permuted, eight rows every 1024 bytes.
-static __device__ __forceinline__ uint64_t column_of(uint32_t at) {
-    return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 |
-           (uint64_t)1 << 62;
-}
 
 #define HD_PRODUCT_32(c)                                                                           \
     "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]),      \
@@ -90,21 +71,6 @@ static __device__ __forceinline__ void group_product(float (*c)[4], const uint32
                  ", {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
                  : HD_PRODUCT_32(c)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-static __device__ __forceinline__ void begin_products(void) {
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-static __device__ __forceinline__ void end_products(void) {
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-// All but the last N of those that ended.
-template <int N> static __device__ __forceinline__ void await_products(void) {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-}
-// What this thread wrote to shared memory is there for products that follow the next barrier.
-static __device__ __forceinline__ void show_to_products(void) {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 #endif
 

@@ -89,29 +89,30 @@ static __device__ __forceinline__ void tensor_product(float c[4], const uint32_t
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+static __device__ __forceinline__ uint32_t shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
 // Two 8x8 matrices of 16-bit values, transposed: lanes 0-7 and 8-15 point at their rows.
 static __device__ __forceinline__ void load_transposed(uint32_t b[2], const void *row) {
-    uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
+    uint32_t at = shared_address(row);
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
                  : "=r"(b[0]), "=r"(b[1])
                  : "r"(at));
 }
 
-// Sixteen bytes to shared memory, past the first-level cache. Copies are committed in groups.
-static __device__ __forceinline__ void copy_async16(void *to, const void *from) {
-    uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+// 16 bytes from global to shared memory, past the first-level cache: the first n_byte of them,
+// zeros behind. Copies are committed in groups.
+static __device__ __forceinline__ void copy16(uint32_t to, const void *from, int n_byte) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n_byte)
+                 : "memory");
 }
-static __device__ __forceinline__ void copy_async_commit(void) {
+static __device__ __forceinline__ void copy_commit(void) {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 // All but the last N groups are there, of this thread.
-template <int N> static __device__ __forceinline__ void copy_async_wait(void) {
+template <int N> static __device__ __forceinline__ void copy_wait(void) {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
-static __device__ __forceinline__ void prefetch_l2(const void *p) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 static __device__ __forceinline__ float shuffle_xor(float v, int mask) {

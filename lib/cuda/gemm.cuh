@@ -132,15 +132,4 @@ static __device__ __forceinline__ void join_pairs(const float a[2], const float 
     }
 }
 
-// 16 bytes from global to shared memory, the first n_byte of them, zeros behind.
-static __device__ __forceinline__ void copy16(uint32_t to, const void *from, int n_byte) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n_byte)
-                 : "memory");
-}
-static __device__ __forceinline__ void copy_commit(void) {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int N> static __device__ __forceinline__ void copy_wait(void) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
 static __device__ __forceinline__ int clamp_bytes(int n) { return max(0, min(16, n)); }

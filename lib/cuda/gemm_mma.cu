@@ -17,7 +17,7 @@ static __global__ void __launch_bounds__(MMA_THREAD, 1)
     constexpr int COLS = GATED ? MMA_WIDTH / 2 : MMA_WIDTH;
     int tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t4 = lane % 4;
     int chunk = tid % 4, row0 = tid / 4, r0 = warp / 4 * 64, o_warp = warp % 4 * 32;
-    uint32_t base = (uint32_t)__cvta_generic_to_shared(memory);
+    uint32_t base = shared_address(memory);
     gemm_tile t;
     for (int i = (int)blockIdx.x; find_gemm_tile(p, i, COLS, &t); i += (int)gridDim.x) {
         const hd_cuda_mul &m = *t.m;

@@ -154,7 +154,7 @@ static __global__ void __launch_bounds__(N_THREAD, 1)
     constexpr int N = n_stage<WIDTH>;
     HD_DYNAMIC_SHARED(memory);
     places at;
-    at.tiles = ((uint32_t)__cvta_generic_to_shared(memory) + 1023) & ~1023u;
+    at.tiles = (shared_address(memory) + 1023) & ~1023u;
     at.full = at.tiles + N * stage_bytes<WIDTH>, at.empty = at.full + 8 * N;
     if (threadIdx.x == 0) {
         for (int i = 0; i < N; i++) {

@@ -16,8 +16,8 @@ static __device__ __forceinline__ uint32_t some_bf16_pair(uint32_t i) {
 static __global__ void __launch_bounds__(256, 1) multiply_forever(float *sink) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
     HD_DYNAMIC_SHARED(memory);
-    uint32_t base = ((uint32_t)__cvta_generic_to_shared(memory) + 1023) & ~1023u;
-    uint32_t *words = (uint32_t *)(memory + (base - (uint32_t)__cvta_generic_to_shared(memory)));
+    uint32_t base = (shared_address(memory) + 1023) & ~1023u;
+    uint32_t *words = (uint32_t *)(memory + (base - shared_address(memory)));
     for (int i = (int)threadIdx.x; i < (128 + 256) * 32; i += 256) words[i] = some_bf16_pair(i);
     fence_async();
     __syncthreads();

@@ -20,6 +20,9 @@ build:
 	@tools/setup.sh run
 	@[ -f build/release/build.ninja ] || cmake --preset release -DBUILD_TESTING=OFF >/dev/null
 	@cmake --build --preset release -j $(JOBS) --target hadal
+	@if [ -e /dev/nvidiactl ] && grep -q '^HADAL_CUDA:BOOL=ON' build/release/CMakeCache.txt; then \
+	    echo "an NVIDIA GPU is here: building its backend takes minutes"; \
+	    cmake --build --preset release -j $(JOBS) --target hadal_cuda; fi
 
 run: build
 	./build/release/hadal serve --host $(HOST) --port $(PORT) $(ARGS)

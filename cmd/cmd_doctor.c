@@ -137,7 +137,7 @@ static void print_json(const char *path, const hd_fatbin *f, const struct gpu *g
 }
 
 static int doctor_fatbin(const struct hd_options *o, const char *path) {
-    struct gpu one = {0, "--target"};
+    struct gpu one = {0, ""};
     const struct gpu *gpu = known;
     int n = (int)HD_COUNT_OF(known);
     if (o->doctor_target) {

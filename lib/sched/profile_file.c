@@ -165,10 +165,11 @@ hd_status hd_profile_load(const char *path, uint64_t key, hd_profile **out) {
     bool failed = ferror(f) != 0;
     fclose(f);
     uint64_t found = 0;
-    hd_status s = failed ? HD_FAIL(IO, "latency profile %s: cannot be read", path)
+    hd_status s = failed ? HD_FAIL(IO, "latency profile: cannot be read")
                          : hd_profile_parse((hd_str){text, n}, &found, out);
     hd_free(text);
-    if (s != HD_OK || found == key) return s;
+    if (s != HD_OK) return hd_fail_context(s, "%s", path);
+    if (found == key) return HD_OK;
     hd_profile_free(*out);
     *out = NULL;
     return HD_FAIL(INVALID,

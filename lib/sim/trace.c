@@ -100,8 +100,9 @@ void hd_trace_add(hd_trace *t, const hd_trace_item *item) {
 static hd_status next_line(hd_str *text, struct line *l) {
     const char *end = memchr(text->ptr, '\n', text->len);
     size_t n = end ? (size_t)(end - text->ptr) : text->len;
+    size_t len = n;
     l->number++;
-    size_t len = n > 0 && text->ptr[n - 1] == '\r' ? n - 1 : n;
+    while (len > 0 && text->ptr[len - 1] == '\r') len--;
     if (len >= line_max)
         return HD_FAIL(INVALID, "line %d, column %d: expected at most %d bytes, found %zu",
                        l->number, line_max, line_max - 1, len);

@@ -8,7 +8,8 @@
 #include <cuda.h>
 #include <string.h>
 
-constexpr int DEPTH = 64, N_COPY = 128, N_THREAD = 384;
+constexpr int DEPTH = 64, N_THREAD = 384;
+[[maybe_unused]] constexpr int N_COPY = 128; // threads that copy; other chips have no use for it
 
 template <int WIDTH> constexpr int stage_bytes = (GEMM_ROWS + WIDTH) * DEPTH * 2;
 template <int WIDTH> constexpr int n_stage = WIDTH == 256 ? 4 : 6;

@@ -56,7 +56,7 @@ static int make_points(const hd_cost *c, hd_cost_point *p) {
 static void the_formula_is_found_again(void **state) {
     (void)state;
     hd_cost c = made_up(), found = {0};
-    hd_cost_point p[100];
+    hd_cost_point p[100] = {0};
     int n = make_points(&c, p);
     assert_int_equal(hd_cost_fit(&found, p, n), HD_OK);
     assert_int_equal(found.n_knot, c.n_knot);

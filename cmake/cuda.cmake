@@ -1,6 +1,6 @@
 # libhadal_cuda.so: the cuda backend, which the program loads at run time (lib/dev/plugin.h). Built where nvcc is,
 # for the architectures below, with machine code only: nothing is compiled when the program starts.
-set(HADAL_CUDA_ARCHITECTURES "80-real;90a-real")
+set(HADAL_CUDA_ARCHITECTURES "80-real;90a-real" CACHE STRING "Chips that the cuda backend is compiled for")
 
 # What it takes: the compiler, the C++ compiler behind it, and the runtime as a static library.
 find_program(NVCC_PROGRAM nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)

@@ -1,6 +1,7 @@
 /* Which backend a test is about: from the environment. */
 #include "support/backend.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,4 +29,16 @@ hd_dev_config test_dev_config(void) {
                            .is_deterministic = test_is_deterministic(),
                            .no_context_fmha = is_off("HADAL_TEST_CONTEXT_FMHA"),
                            .no_multi_block = is_off("HADAL_TEST_MULTI_BLOCK")};
+}
+
+void test_need_backend(void) {
+    const hd_dev_config config = test_dev_config();
+    hd_dev d;
+    if (!test_backend()) return;
+    if (hd_dev_open(test_backend(), &config, &d) == HD_OK) {
+        hd_dev_close(&d);
+        return;
+    }
+    printf("skipped: %s\n", hd_error_text());
+    exit(77);
 }

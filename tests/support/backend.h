@@ -10,6 +10,9 @@ const char *test_backend(void);
 /* HADAL_TEST_DTYPE, else float32, whatever the product's default is. Deterministic unless
  * HADAL_TEST_DETERMINISTIC is 0; HADAL_TEST_CONTEXT_FMHA and HADAL_TEST_MULTI_BLOCK: 0 is off. */
 hd_dev_config test_dev_config(void);
+/* Leaves the program, so that the test counts as skipped, when the backend under test cannot be
+ * opened, and says why. */
+void test_need_backend(void);
 /* Whether a row's bits may not depend on the rows beside it. */
 bool test_is_deterministic(void);
 /* A bound where products round to BF16 (and accuracy is theirs), else one of float32. */

@@ -66,18 +66,6 @@ static hd_status open_level(const char *isa, int n_thread, hd_dev *out) {
     return hd_dev_open(test_backend() ? test_backend() : "cpu", &config, out);
 }
 
-/* Whether the backend under test can be opened: else says why and leaves, so that the test counts
- * as skipped. */
-static void leave_without_backend(void) {
-    hd_dev d;
-    if (open_level("auto", 1, &d) == HD_OK) {
-        hd_dev_close(&d);
-        return;
-    }
-    printf("skipped: %s\n", hd_error_text());
-    exit(77);
-}
-
 bool test_has_format(enum hd_format f) {
     hd_dev d;
     assert_ok(open_level("auto", 1, &d));
@@ -111,7 +99,7 @@ int test_levels(test_level *out) {
     static int is_told = 0;
     int n = 0;
     if (test_backend()) {
-        if (!is_told) leave_without_backend();
+        if (!is_told) test_need_backend();
         is_told = 1;
         out[0] = (test_level){.isa = "auto", .n_thread = 1};
         return 1;

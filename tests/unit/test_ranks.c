@@ -199,22 +199,9 @@ static void impossible_ranks(void **state) {
     assert_non_null(strstr(hd_error_text(), "offload_plan"));
 }
 
-/* A chosen backend without its device leaves nothing to do. */
-static void need_device(void) {
-    const hd_dev_config config = test_dev_config();
-    hd_dev d;
-    if (!test_backend()) return;
-    if (hd_dev_open(test_backend(), &config, &d) == HD_OK) {
-        hd_dev_close(&d);
-        return;
-    }
-    printf("skipped: %s\n", hd_error_text());
-    exit(77);
-}
-
 int main(void) {
     hd_log_set_level(HD_LOG_WARN);
-    need_device();
+    test_need_backend();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_same_tokens),
         cmocka_unit_test(a_rank_that_breaks),

@@ -1,0 +1,233 @@
+/* Repacking of quantised weights: 16 outputs x 256 inputs at a time, first every code in a byte of
+ * its own (formats differ in where they keep them), then into planes, four inputs of an output
+ * moving as one 32-bit word. */
+#include "cpu/pack.h"
+
+#include "base/status.h"
+
+#include <string.h>
+
+enum { n_lane = HD_CPU_STRIP_OUT, n_word = HD_CPU_SUPER / 4 };
+
+static size_t low_bytes(const hd_cpu_layout *l, int n_sub) {
+    return (size_t)n_sub * 64 * (size_t)l->low_bits;
+}
+
+static size_t super_bytes(const hd_cpu_layout *l, int n_sub) {
+    return hd_cpu_head_bytes(l->head, n_sub) + low_bytes(l, n_sub) +
+           (size_t)n_sub * 64 * (size_t)l->high_bits;
+}
+
+size_t hd_cpu_strip_bytes(enum hd_format f, int n_in) {
+    hd_cpu_layout l = hd_cpu_layout_of(f);
+    int n_left = n_in % HD_CPU_SUPER / HD_CPU_SUB;
+    HD_ASSERT(l.low_bits != 0 && n_in % hd_format_get(f)->block_elems == 0);
+    return (size_t)(n_in / HD_CPU_SUPER) * super_bytes(&l, HD_CPU_SUPER / HD_CPU_SUB) +
+           (n_left > 0 ? super_bytes(&l, n_left) : 0);
+}
+
+size_t hd_cpu_packed_bytes(enum hd_format f, int n_in, int n_out) {
+    return (size_t)((n_out + n_lane - 1) / n_lane) * hd_cpu_strip_bytes(f, n_in);
+}
+
+/* ---- Codes of one output, a byte each ---- */
+
+/* 16 bytes of two halves: elements 0 to 15, and 16 to 31. */
+static void halves(const unsigned char *qs, unsigned char *code) {
+    for (int j = 0; j < 16; j++) {
+        code[j] = qs[j] & 15;
+        code[j + 16] = qs[j] >> 4;
+    }
+}
+
+static void fifth_bits(const unsigned char *qh, unsigned char *code) {
+    for (int j = 0; j < 32; j++)
+        code[j] = (unsigned char)(code[j] | (qh[j / 8] >> (j % 8) & 1) << 4);
+}
+
+/* Elements 32 s + l of a K-quant, from bits `shift` of byte l of a run of 32. */
+static void bits_of(const unsigned char *from, int shift, int mask, int up, unsigned char *code) {
+    for (int l = 0; l < 32; l++)
+        code[l] = (unsigned char)(code[l] | ((from[l] >> shift) & mask) << up);
+}
+
+static void k_codes(enum hd_format f, const unsigned char *p, unsigned char *code) {
+    memset(code, 0, HD_CPU_SUPER);
+    for (int s = 0; s < 8; s++, code += 32) {
+        switch (f) {
+        case HD_Q5_K: bits_of(p + 16, s, 1, 4, code); /* fall through */
+        case HD_Q4_K:
+            bits_of(p + (f == HD_Q4_K ? 16 : 48) + 32 * (s / 2), 4 * (s % 2), 15, 0, code);
+            break;
+        case HD_Q6_K:
+            bits_of(p + 64 * (s / 4) + 32 * (s % 2), 4 * (s % 4 / 2), 15, 0, code);
+            bits_of(p + 128 + 32 * (s / 4), 2 * (s % 4), 3, 4, code);
+            break;
+        case HD_Q2_K: bits_of(p + 16 + 32 * (s / 4), 2 * (s % 4), 3, 0, code); break;
+        case HD_Q3_K:
+            bits_of(p + 32 + 32 * (s / 4), 2 * (s % 4), 3, 0, code);
+            bits_of(p, s, 1, 2, code);
+            break;
+        default: halves(p + 8 + 16 * s, code); break; /* IQ4_XS */
+        }
+    }
+}
+
+/* Of n blocks of 32 at p. */
+static void codes(enum hd_format f, const unsigned char *p, int n, unsigned char *code) {
+    const hd_format_info *info = hd_format_get(f);
+    if (info->block_elems == HD_CPU_SUPER) {
+        k_codes(f, p, code);
+        return;
+    }
+    for (int b = 0; b < n; b++, p += info->block_bytes, code += 32) {
+        switch (f) {
+        case HD_Q8_0:
+            for (int j = 0; j < 32; j++) code[j] = p[2 + j] ^ 0x80;
+            break;
+        case HD_MXFP4: halves(p + 1, code); break;
+        case HD_Q4_1: halves(p + 4, code); break;
+        case HD_Q5_0:
+            halves(p + 6, code);
+            fifth_bits(p + 2, code);
+            break;
+        case HD_Q5_1:
+            halves(p + 8, code);
+            fifth_bits(p + 4, code);
+            break;
+        default: halves(p + 2, code); break; /* Q4_0, IQ4_NL */
+        }
+    }
+}
+
+/* ---- Heads ---- */
+
+/* number [count][16] of six bits. */
+static void put_six_bits(unsigned char number[][HD_CPU_STRIP_OUT], int count, unsigned char *dst) {
+    for (int i = 0; i < count; i += 2, dst += n_lane)
+        for (int o = 0; o < n_lane; o++)
+            dst[o] = (unsigned char)((number[i][o] & 15) | (number[i + 1][o] & 15) << 4);
+    for (int i = 0; i < count; i += 4, dst += n_lane)
+        for (int o = 0; o < n_lane; o++)
+            dst[o] = (unsigned char)(number[i][o] >> 4 | (number[i + 1][o] >> 4) << 2 |
+                                     (number[i + 2][o] >> 4) << 4 | (number[i + 3][o] >> 4) << 6);
+}
+
+static void six_bit_numbers(enum hd_format f, const unsigned char *p, int o,
+                            unsigned char number[][HD_CPU_STRIP_OUT]) {
+    for (int j = 0; j < 8; j++) {
+        const unsigned char *s = p + 4; /* Q4_K and Q5_K: scales[12], eight and eight minimums */
+        if (f == HD_IQ4_XS) {           /* scales_h[2], scales_l[4] */
+            number[j][o] = (unsigned char)((p[4 + j / 2] >> (4 * (j % 2)) & 15) |
+                                           ((p[2 + j / 4] >> (2 * (j % 4))) & 3) << 4);
+        } else if (f == HD_Q3_K) {
+            s = p + 96;
+            for (int i = j; i < 16; i += 8)
+                number[i][o] = (unsigned char)((s[i % 8] >> (i < 8 ? 0 : 4) & 15) |
+                                               (s[8 + i % 4] >> (2 * (i / 4)) & 3) << 4);
+        } else if (j < 4) {
+            number[j][o] = s[j] & 63;
+            number[j + 8][o] = s[j + 4] & 63;
+        } else {
+            number[j][o] = (unsigned char)((s[j + 4] & 15) | (s[j - 4] >> 6) << 4);
+            number[j + 8][o] = (unsigned char)(s[j + 4] >> 4 | (s[j] >> 6) << 4);
+        }
+    }
+}
+
+static void put_head(enum hd_format f, const unsigned char *const *block, int n,
+                     unsigned char *dst) {
+    enum hd_cpu_head head = hd_cpu_layout_of(f).head;
+    int stride = hd_format_get(f)->block_bytes;
+    /* Where the f16 d of a K-quant stands, and its six-bit numbers in the head. */
+    int d_at = f == HD_Q6_K ? 208 : f == HD_Q3_K ? 108 : f == HD_Q2_K ? 80 : 0;
+    bool has_min = head == HD_CPU_HEAD_K45 || head == HD_CPU_HEAD_K2;
+    unsigned char number[16][HD_CPU_STRIP_OUT];
+    memset(dst, 0, hd_cpu_head_bytes(head, n));
+    for (int o = 0; o < n_lane; o++) {
+        const unsigned char *p = block[o];
+        if (head == HD_CPU_HEAD_D || head == HD_CPU_HEAD_DM || head == HD_CPU_HEAD_E) {
+            for (int b = 0; b < n; b++, p += stride) {
+                if (head == HD_CPU_HEAD_E) {
+                    dst[16 * b + o] = p[0];
+                } else if (head == HD_CPU_HEAD_D) {
+                    memcpy(dst + 32 * b + 2 * o, p, 2);
+                } else {
+                    memcpy(dst + 64 * b + 2 * o, p, 2);
+                    memcpy(dst + 64 * b + 32 + 2 * o, p + 2, 2);
+                }
+            }
+            continue;
+        }
+        memcpy(dst + 2 * o, p + d_at, 2);
+        if (has_min) memcpy(dst + 32 + 2 * o, p + d_at + 2, 2);
+        for (int s = 0; s < 16; s++) {
+            if (head == HD_CPU_HEAD_K6) dst[32 + 16 * s + o] = p[192 + s];
+            if (head == HD_CPU_HEAD_K2) dst[64 + 16 * s + o] = p[s];
+        }
+        if (head == HD_CPU_HEAD_K45 || head == HD_CPU_HEAD_K3 || head == HD_CPU_HEAD_X4)
+            six_bit_numbers(f, p, o, number);
+    }
+    if (head == HD_CPU_HEAD_K45) put_six_bits(number, 16, dst + 64);
+    if (head == HD_CPU_HEAD_K3) put_six_bits(number, 16, dst + 32);
+    if (head == HD_CPU_HEAD_X4) put_six_bits(number, 8, dst + 32);
+}
+
+/* ---- Planes ---- */
+
+/* Bits `shift` .. of n words' bytes into fewer vectors: 8 / bits groups of words share one. For 4
+ * bits, group g shares with g + 4; for fewer, with its neighbours. */
+static void put_plane(uint32_t word[][HD_CPU_STRIP_OUT], int bits, int shift, unsigned char *dst) {
+    uint32_t mask = (bits == 8 ? 0xFFu : (1u << bits) - 1) * 0x01010101u;
+    for (int v = 0; v < bits; v++, dst += 64) {
+        uint32_t sum[HD_CPU_STRIP_OUT] = {0};
+        int first = bits == 2 ? 4 * v : v, step = bits == 4 ? 4 : 1;
+        for (int i = 0; i < 8 / bits; i++)
+            for (int o = 0; o < n_lane; o++)
+                sum[o] |= (word[first + step * i][o] >> shift & mask) << (bits * i);
+        memcpy(dst, sum, sizeof sum);
+    }
+}
+
+static void pack_super(enum hd_format f, const unsigned char *const *block, int n_sub,
+                       unsigned char *dst) {
+    hd_cpu_layout l = hd_cpu_layout_of(f);
+    uint32_t word[n_word][HD_CPU_STRIP_OUT], row[n_word];
+    unsigned char code[HD_CPU_SUPER];
+    for (int o = 0; o < n_lane; o++) {
+        codes(f, block[o], n_sub, code);
+        memcpy(row, code, sizeof row);
+        for (int i = 0; i < 8 * n_sub; i++) word[i][o] = row[i];
+    }
+    put_head(f, block, n_sub, dst);
+    dst += hd_cpu_head_bytes(l.head, n_sub);
+    unsigned char *high = dst + low_bytes(&l, n_sub);
+    for (int s = 0; s < n_sub; s++) {
+        put_plane(word + 8 * s, l.low_bits, 0, dst + 64 * l.low_bits * s);
+        if (l.high_bits > 0)
+            put_plane(word + 8 * s, l.high_bits, l.low_bits, high + 64 * l.high_bits * s);
+    }
+}
+
+void hd_cpu_pack(enum hd_format f, int n_in, int n_out, const void *src, void *dst) {
+    static const unsigned char zero[8 * 34]; /* the longest run of blocks of a super-block */
+    hd_cpu_layout l = hd_cpu_layout_of(f);
+    const hd_format_info *info = hd_format_get(f);
+    size_t row_bytes = hd_format_bytes(f, (size_t)n_in);
+    unsigned char *to = dst;
+    for (int o0 = 0; o0 < n_out; o0 += n_lane) {
+        for (int k = 0; k < n_in; k += HD_CPU_SUPER) {
+            const unsigned char *block[HD_CPU_STRIP_OUT];
+            size_t at = hd_format_bytes(f, (size_t)k);
+            int n_sub = (n_in - k < HD_CPU_SUPER ? n_in - k : HD_CPU_SUPER) / HD_CPU_SUB;
+            HD_DASSERT((size_t)(n_sub * HD_CPU_SUB / info->block_elems * info->block_bytes) <=
+                       sizeof zero);
+            for (int o = 0; o < n_lane; o++)
+                block[o] = o0 + o < n_out
+                               ? (const unsigned char *)src + (size_t)(o0 + o) * row_bytes + at
+                               : zero;
+            pack_super(f, block, n_sub, to);
+            to += super_bytes(&l, n_sub);
+        }
+    }
+}

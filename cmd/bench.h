@@ -10,8 +10,8 @@ enum { HD_BENCH_LIST_MAX = 16 };
 struct hd_bench_list {
     int n, v[HD_BENCH_LIST_MAX];
 };
-/* "1,2,3" of the option. */
-HD_MUST_CHECK hd_status hd_bench_parse_list(const char *flag, const char *text,
+/* "1,2,3" of the option; no number below least. */
+HD_MUST_CHECK hd_status hd_bench_parse_list(const char *flag, const char *text, int least,
                                             struct hd_bench_list *out);
 int hd_bench_largest(const struct hd_bench_list *l);
 
@@ -37,6 +37,7 @@ struct hd_bench_model {
     hd_model *model; /* NULL until hd_bench_open_model */
     hd_model_options mo;
     hd_batch batch;
+    int n_beside;     /* sequences whose pages lie between one another's */
     uint64_t seed;    /* of the tokens */
     hd_status status; /* what a step failed with */
 };
@@ -44,9 +45,10 @@ struct hd_bench_model {
 /* The files and the device; hd_bench_close in every case. */
 HD_MUST_CHECK hd_status hd_bench_open(struct hd_bench_model *b, const struct hd_options *o,
                                       const char *model);
-/* Room for n_seq sequences of n_pos positions; n_row rows a step, at least n_seq. */
+/* Room for n_seq sequences of n_pos positions, n_row rows a step, at least n_seq, and n_page pages
+ * for all of them (0: as many as they could need). */
 HD_MUST_CHECK hd_status hd_bench_open_model(struct hd_bench_model *b, int n_row, int n_seq,
-                                            int n_pos);
+                                            int n_pos, int n_page);
 void hd_bench_close_model(struct hd_bench_model *b);
 void hd_bench_close(struct hd_bench_model *b);
 /* Appends to the batch a sequence whose rows are positions first .. first + n of random tokens,
@@ -58,11 +60,32 @@ double hd_bench_step(struct hd_bench_model *b);
 
 /* Seconds of a prompt in steps of max_num_batched_tokens. */
 double hd_bench_prompt(struct hd_bench_model *b, int n_tok);
-/* Steps of n_seq sequences that have context tokens each, the new one included, one after the other
- * as the engine runs them: a device of its own has the next one before the tokens of this one are
- * fetched. ns [n_step]: from tokens to tokens. */
-void hd_bench_decode_many(struct hd_bench_model *b, int n_seq, int context, int n_step,
+/* Steps of n_seq sequences that have context tokens each, the new one included, and growth more in
+ * every later step, one after the other as the engine runs them: a device of its own has the next
+ * one before the tokens of this one are fetched. ns [n_step]: from tokens to tokens. */
+void hd_bench_decode_many(struct hd_bench_model *b, int n_seq, int context, int growth, int n_step,
                           int64_t *ns);
+
+/* bench_host.c: what comes before computing, and beside it. */
+struct hd_bench_host {
+    int64_t start_ns;
+    double load_s, first_token_s;    /* since then; the first token of a short prompt */
+    double weight_bytes, peak_bytes; /* most memory of the process so far, mapped files included */
+    int n_thread;                    /* 0: nothing below was measured */
+    double empty_run_ns;             /* of the pool, a task for each thread */
+    double warm_ms, late_ms;         /* a step behind another one, and behind idleness */
+    double idle_share;               /* of a core, of that idleness */
+};
+void hd_bench_host_start(struct hd_bench_host *h);
+HD_MUST_CHECK hd_status hd_bench_host_first_token(struct hd_bench_host *h,
+                                                  struct hd_bench_model *m);
+HD_MUST_CHECK hd_status hd_bench_host_pool(struct hd_bench_host *h, struct hd_bench_model *m);
+void hd_bench_host_tell(const struct hd_bench_host *h);             /* lines on stdout */
+void hd_bench_host_json(const struct hd_bench_host *h, hd_json *j); /* members "load", "pool" */
+
+/* Measures a model's speed and tells it: lines, or with --json an object a line for each of --runs.
+ */
+HD_MUST_CHECK hd_status hd_bench_speed(const struct hd_options *o, const char *model);
 
 /* The command, after the word `matrix`; returns the exit code. */
 int hd_bench_matrix(const struct hd_options *o, int n_arg, char **arg);

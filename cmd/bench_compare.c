@@ -159,7 +159,7 @@ static hd_status run_static(struct compare *c, const hd_policy *p, hd_compare_ru
     struct hd_bench_model m;
     hd_status s = hd_bench_open(&m, c->o, c->model);
     int n_pos = hd_static_n_pos(&c->trace);
-    if (s == HD_OK) s = hd_bench_open_model(&m, c->o->max_num_batched_tokens, p->n_max, n_pos);
+    if (s == HD_OK) s = hd_bench_open_model(&m, c->o->max_num_batched_tokens, p->n_max, n_pos, 0);
     if (s == HD_OK) {
         hd_static_machine machine = {.batch = &m.batch,
                                      .now_ns = real_now,
@@ -273,7 +273,7 @@ static hd_status run_policy(struct compare *c, const hd_policy *p, bool is_simul
 /* Runs of one policy follow those of another, so that slow minutes meet all of them. */
 static hd_status run_all(struct compare *c) {
     bool is_simulated = c->o->compare_simulated != NULL;
-    for (int i = 0; i < c->o->compare_runs; i++) {
+    for (int i = 0; i < c->o->bench_runs; i++) {
         for (int k = 0; k < c->n_policy; k++) {
             struct result *r = &c->result[k];
             HD_TRY(run_policy(c, &r->policy, is_simulated, &r->run[i]));
@@ -340,8 +340,7 @@ static void print(const struct compare *c) {
     printf("%s%s: %d requests arrive in %.2f s, seed %llu, %d run%s\n",
            c->o->compare_simulated ? c->cost.model : c->model,
            c->o->compare_simulated ? ", simulated" : "", c->trace.n, last_s,
-           (unsigned long long)c->trace.seed, c->o->compare_runs,
-           c->o->compare_runs == 1 ? "" : "s");
+           (unsigned long long)c->trace.seed, c->o->bench_runs, c->o->bench_runs == 1 ? "" : "s");
     printf("%-14s %10s %11s %11s %11s %11s %11s %8s %10s\n", "policy", "requests/s", "mean ms",
            "p50 ms", "p99 ms", "ttft ms", "KV peak MB", "at once", "KV waste");
     for (int k = 0; k < c->n_policy; k++) print_row(c->result[k].policy.name, &c->result[k].mean);
@@ -393,7 +392,7 @@ static void print_json(const struct compare *c) {
     hd_json_key(&j, "requests");
     hd_json_int(&j, c->trace.n);
     hd_json_key(&j, "runs");
-    hd_json_int(&j, c->o->compare_runs);
+    hd_json_int(&j, c->o->bench_runs);
     hd_json_key(&j, "policies");
     hd_json_object(&j);
     for (int k = 0; k < c->n_policy; k++) {
@@ -418,6 +417,8 @@ static void print_json(const struct compare *c) {
 
 static hd_status prepare(struct compare *c) {
     const char *path = c->o->compare_simulated ? c->o->compare_simulated : c->o->compare_check;
+    if (c->o->bench_runs > RUN_MAX)
+        return HD_FAIL(INVALID, "--runs: expected at most %d, found %d", RUN_MAX, c->o->bench_runs);
     if (c->o->compare_simulated && c->o->compare_check)
         return HD_FAIL(INVALID, "--check: expected runs on the model, found --simulated, too");
     HD_TRY(parse_policies(c->o->compare_policies, c));

@@ -164,7 +164,7 @@ hd_status hd_bench_cost(struct hd_bench_model *m) {
     const struct hd_options *o = m->o;
     int n_pos = o->max_model_len > 0 ? o->max_model_len : least(m->hp.n_ctx, 4096);
     HD_TRY(hd_output_try(o->bench_save_cost));
-    HD_TRY(hd_bench_open_model(m, o->max_num_batched_tokens, o->max_num_seqs, n_pos));
+    HD_TRY(hd_bench_open_model(m, o->max_num_batched_tokens, o->max_num_seqs, n_pos, 0));
     struct grid *g = hd_alloc_zero(1, sizeof *g);
     g->m = m;
     g->seconds = hd_alloc_zero((size_t)ROUND_MAX * POINT_MAX, sizeof *g->seconds);

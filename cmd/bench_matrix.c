@@ -41,7 +41,7 @@ static double run_load(struct hd_bench_model *m, const struct load *l) {
     enum { N_STEP = 8 };
     int64_t ns[N_STEP], sum = 0;
     if (l->is_prompt) return hd_bench_prompt(m, l->n_tok);
-    hd_bench_decode_many(m, l->n_seq, l->n_tok, N_STEP, ns);
+    hd_bench_decode_many(m, l->n_seq, l->n_tok, 0, N_STEP, ns);
     for (int i = 0; i < N_STEP && m->status == HD_OK; i++) sum += ns[i];
     return (double)sum / N_STEP * 1e-9;
 }
@@ -76,7 +76,7 @@ static int most(int a, int b) { return a > b ? a : b; }
 
 static hd_status fill_cell(struct matrix *x, struct hd_bench_model *m, struct cell *c) {
     int n_pos = most(x->load[0].n_tok, x->load[1].n_tok);
-    HD_TRY(hd_bench_open_model(m, x->o->max_num_batched_tokens, x->load[2].n_seq, n_pos));
+    HD_TRY(hd_bench_open_model(m, x->o->max_num_batched_tokens, x->load[2].n_seq, n_pos, 0));
     hd_buf device;
     hd_buf_init(&device, 1024);
     m->dev.ops->describe(m->dev.ctx, &device);
@@ -121,7 +121,7 @@ static void print(const struct matrix *x) {
         if (l->is_prompt)
             snprintf(title, sizeof title, "prompt of %d", l->n_tok);
         else
-            snprintf(title, sizeof title, "%d at context %d", l->n_seq, l->n_tok);
+            snprintf(title, sizeof title, "%d at depth %d", l->n_seq, l->n_tok - 1);
         printf("%24s", title);
     }
     printf("%14s\n", "difference");
@@ -168,13 +168,11 @@ static void print_json(const struct matrix *x) {
 }
 
 static hd_status choose_loads(struct matrix *x) {
-    struct hd_bench_list prompts, batches, contexts;
-    HD_TRY(hd_bench_parse_list("prompt-lengths", x->o->bench_prompts, &prompts));
-    HD_TRY(hd_bench_parse_list("batch-sizes", x->o->bench_batches, &batches));
-    HD_TRY(hd_bench_parse_list("contexts", x->o->bench_contexts, &contexts));
-    int context = hd_bench_largest(&contexts), prompt = hd_bench_largest(&prompts);
-    if (prompt < 2)
-        return HD_FAIL(INVALID, "--prompt-lengths: expected 2 tokens or more, found %d", prompt);
+    struct hd_bench_list prompts, batches, depths;
+    HD_TRY(hd_bench_parse_list("prompt", x->o->bench_prompts, 2, &prompts));
+    HD_TRY(hd_bench_parse_list("batch", x->o->bench_batches, 1, &batches));
+    HD_TRY(hd_bench_parse_list("depth", x->o->bench_depths, 0, &depths));
+    int context = hd_bench_largest(&depths) + 1, prompt = hd_bench_largest(&prompts);
     x->load[0] = (struct load){.n_seq = 1, .n_tok = prompt, .is_prompt = true};
     x->load[1] = (struct load){.n_seq = batches.v[0], .n_tok = context};
     x->load[2] = (struct load){.n_seq = hd_bench_largest(&batches), .n_tok = context};

@@ -9,16 +9,17 @@
 #include <string.h>
 #include <time.h>
 
-hd_status hd_bench_parse_list(const char *flag, const char *text, struct hd_bench_list *out) {
+hd_status hd_bench_parse_list(const char *flag, const char *text, int least,
+                              struct hd_bench_list *out) {
     const char *p = text;
     out->n = 0;
     for (;;) {
         char *end;
         long v = strtol(p, &end, 10);
-        if (end == p || v < 1 || v > 1 << 20 || (*end != 0 && *end != ',') ||
+        if (end == p || v < least || v > 1 << 20 || (*end != 0 && *end != ',') ||
             out->n == HD_BENCH_LIST_MAX)
-            return HD_FAIL(INVALID, "--%s: expected at most %d numbers from 1, found \"%s\"", flag,
-                           HD_BENCH_LIST_MAX, text);
+            return HD_FAIL(INVALID, "--%s: expected at most %d numbers from %d, found \"%s\"", flag,
+                           HD_BENCH_LIST_MAX, least, text);
         out->v[out->n++] = (int)v;
         if (*end == 0) return HD_OK;
         p = end + 1;
@@ -64,7 +65,8 @@ hd_status hd_bench_open(struct hd_bench_model *b, const struct hd_options *o, co
     return hd_dev_open(o->backend, &dc, &b->dev);
 }
 
-hd_status hd_bench_open_model(struct hd_bench_model *b, int n_row, int n_seq, int n_pos) {
+hd_status hd_bench_open_model(struct hd_bench_model *b, int n_row, int n_seq, int n_pos,
+                              int n_page) {
     if (n_pos > b->hp.n_ctx)
         return HD_FAIL(CONTEXT, "%d tokens of context: the model has %d", n_pos, b->hp.n_ctx);
     int page_tok = b->o->block_size, seq_pages = (n_pos + page_tok - 1) / page_tok;
@@ -72,7 +74,7 @@ hd_status hd_bench_open_model(struct hd_bench_model *b, int n_row, int n_seq, in
                                .n_seq_max = n_seq,
                                .n_out_max = n_seq,
                                .n_pos_max = n_pos,
-                               .n_page = seq_pages * n_seq,
+                               .n_page = n_page > 0 ? n_page : seq_pages * n_seq,
                                .page_tok = page_tok,
                                .kv_type = b->mo.kv_type};
     HD_TRY(hd_place_find(&(hd_place_ask){.n_rank = 1,
@@ -86,6 +88,7 @@ hd_status hd_bench_open_model(struct hd_bench_model *b, int n_row, int n_seq, in
                                          .n_thread = b->o->threads},
                          &b->place));
     hd_place_apply(&b->place, &b->mo);
+    b->n_beside = n_seq;
     HD_TRY(hd_model_open(b->checkpoint, &b->dev, &b->mo, hd_load_progress, NULL, &b->model));
     hd_place_log(&b->place, b->model);
     HD_TRY(hd_model_rehearse(b->model, NULL, NULL));
@@ -115,10 +118,9 @@ void hd_bench_add_seq(struct hd_bench_model *b, int first, int n, enum hd_mla_fo
                       bool has_out) {
     hd_batch *t = &b->batch;
     int s = t->n_seq++, end = first + n, n_page = (end + t->page_tok - 1) / t->page_tok;
-    int seq_pages = b->mo.n_page / b->mo.n_seq_max;
-    HD_ASSERT(s < b->mo.n_seq_max && n_page <= seq_pages);
+    HD_ASSERT(s < b->n_beside && n_page * b->n_beside <= b->mo.n_page);
     t->seq_slot[s] = s;
-    for (int i = 0; i < n_page; i++) t->page[t->n_page++] = s + i * b->mo.n_seq_max;
+    for (int i = 0; i < n_page; i++) t->page[t->n_page++] = s + i * b->n_beside;
     for (int pos = first; pos < end; pos++) {
         int r = t->n_row++;
         t->token[r] = random_token(b);
@@ -148,6 +150,7 @@ double hd_bench_prompt(struct hd_bench_model *b, int n_tok) {
     enum hd_mla_form form =
         n_tok >= hd_engine_expand_min(&b->hp) ? HD_MLA_EXPANDED : HD_MLA_ABSORBED;
     double seconds = 0;
+    b->n_beside = 1;
     for (int at = 0, n; at < n_tok && b->status == HD_OK; at += n) {
         n = n_tok - at < b->o->max_num_batched_tokens ? n_tok - at : b->o->max_num_batched_tokens;
         hd_batch_clear(&b->batch);
@@ -159,17 +162,18 @@ double hd_bench_prompt(struct hd_bench_model *b, int n_tok) {
 
 static void fill_decode(struct hd_bench_model *b, int n_seq, int context) {
     hd_batch_clear(&b->batch);
+    b->n_beside = n_seq;
     for (int s = 0; s < n_seq; s++) hd_bench_add_seq(b, context - 1, 1, HD_MLA_ABSORBED, true);
 }
 
-void hd_bench_decode_many(struct hd_bench_model *b, int n_seq, int context, int n_step,
+void hd_bench_decode_many(struct hd_bench_model *b, int n_seq, int context, int growth, int n_step,
                           int64_t *ns) {
     int n_ahead = hd_dev_has_memory(&b->dev) ? HD_DEV_STEPS : 1, n_enqueued = 0;
     int64_t last_ns = hd_work_clock_now(&b->clock);
     for (int i = 0; i < n_step && b->status == HD_OK; i++) {
         for (; n_enqueued < n_step && n_enqueued < i + n_ahead && b->status == HD_OK;
              n_enqueued++) {
-            fill_decode(b, n_seq, context);
+            fill_decode(b, n_seq, context + n_enqueued * growth);
             b->status = hd_model_enqueue(b->model, &b->batch);
         }
         hd_model_out out;

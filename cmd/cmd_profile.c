@@ -13,7 +13,7 @@ enum { SPANS_MAX = 1 << 20 };
 static void run_steps(struct hd_bench_model *b, hd_profile *p) {
     const struct hd_options *o = b->o;
     if (o->profile_prompt == 0) {
-        hd_bench_decode_many(b, o->profile_batch, o->profile_context, p->n_step, p->step_ns);
+        hd_bench_decode_many(b, o->profile_batch, o->profile_context, 0, p->n_step, p->step_ns);
         return;
     }
     for (int i = 0; i < p->n_step && b->status == HD_OK; i++) {
@@ -50,7 +50,7 @@ static hd_status profile(struct hd_bench_model *b, hd_profile *p, const char *mo
     bool is_prompt = o->profile_prompt > 0;
     HD_TRY(hd_bench_open_model(b, is_prompt ? o->max_num_batched_tokens : 1,
                                is_prompt ? 1 : o->profile_batch,
-                               is_prompt ? o->profile_prompt : o->profile_context));
+                               is_prompt ? o->profile_prompt : o->profile_context, 0));
     HD_TRY(measure(b, p));
     if (o->profile_chrome_trace) HD_TRY(hd_profile_save_trace(p, o->profile_chrome_trace));
     return hd_profile_report(p, o->json);

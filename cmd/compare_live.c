@@ -93,7 +93,7 @@ static hd_status run(struct live *v, const struct hd_options *o, const char *mod
     like.expand_min = hd_engine_expand_min(&v->m.hp);
     HD_TRY(hd_compare_config(o, &like, v->trace, &c));
     const hd_sched_config *s = &lc->sched;
-    HD_TRY(hd_bench_open_model(&v->m, s->n_row_max, s->n_seq_max, s->n_pos_max));
+    HD_TRY(hd_bench_open_model(&v->m, s->n_row_max, s->n_seq_max, s->n_pos_max, 0));
     HD_ASSERT(s->n_page <= v->m.mo.n_page);
     lc->clock = (hd_clock){.now_ns = clock_now, .ctx = v};
     lc->stepper = (hd_stepper){

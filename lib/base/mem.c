@@ -1,6 +1,7 @@
 /* Checked allocation and block arenas. */
 #include "base/mem.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { large_bytes = 1 << 20 };
+enum { large_bytes = 1 << 20, huge_page_bytes = 2 << 20 };
 
 static void *or_abort(void *p, size_t n_byte) {
     if (!p) {
@@ -56,9 +57,11 @@ hd_status hd_alloc_large(size_t n_byte, void **out) {
     *out = NULL;
     if (n_byte > SIZE_MAX - 64)
         return HD_FAIL(NO_MEMORY, "allocation of %zu bytes overflows", n_byte);
-    size_t size = hd_align_up(n_byte, 64);
-    void *p = aligned_alloc(64, size ? size : 64);
+    bool is_huge = n_byte >= 2 * huge_page_bytes;
+    size_t align = is_huge ? huge_page_bytes : 64, size = hd_align_up(n_byte, 64);
+    void *p = aligned_alloc(align, size ? size : 64);
     if (!p) return HD_FAIL(NO_MEMORY, "host has no %zu bytes of memory", n_byte);
+    if (is_huge) madvise(p, size / huge_page_bytes * huge_page_bytes, MADV_HUGEPAGE);
     zero(p, size);
     *out = p;
     return HD_OK;

@@ -23,7 +23,8 @@ void hd_free(void *p);                        /* accepts NULL */
 char *hd_strdup(const char *s);
 char *hd_strndup(const char *s, size_t n); /* copies n bytes and adds a NUL */
 
-/* Zeroed, 64-byte aligned memory of any size; HD_E_NO_MEMORY when the host has none.
+/* Zeroed, 64-byte aligned memory of any size, in huge pages (Linux's, where they are allowed) from
+ * 4 MiB on; HD_E_NO_MEMORY when the host has none.
  * Free with hd_free. */
 HD_MUST_CHECK hd_status hd_alloc_large(size_t n_byte, void **out);
 

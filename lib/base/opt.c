@@ -54,10 +54,15 @@ static bool applies(const hd_opt_table *t, const hd_opt_row *r) {
     return false;
 }
 
+/* This command's row of that flag, or else another's. */
 static const hd_opt_row *row_of(const hd_opt_table *t, const char *flag, size_t n) {
-    for (int i = 0; i < t->n_row; i++)
-        if (strlen(t->row[i].flag) == n && memcmp(t->row[i].flag, flag, n) == 0) return &t->row[i];
-    return NULL;
+    const hd_opt_row *found = NULL;
+    for (const hd_opt_row *r = t->row; r < t->row + t->n_row; r++) {
+        if (strlen(r->flag) != n || memcmp(r->flag, flag, n) != 0) continue;
+        if (applies(t, r)) return r;
+        if (!found) found = r;
+    }
+    return found;
 }
 
 /* Text of an unknown-key error: the nearest row of this command, if any is near. */

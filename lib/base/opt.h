@@ -3,7 +3,8 @@
  * A row says everything: field, flag, kind, default, bounds, commands, help. Parsing, --help, and
  * the errors (unknown key with "did you mean", what was expected, what was found, and where it
  * stood) all come from it. The environment name of --max-num-seqs is HADAL_MAX_NUM_SEQS; the file's
- * key is max-num-seqs or max_num_seqs. Thread: used at start, by one thread. */
+ * key is max-num-seqs or max_num_seqs. Commands that mean different things by one flag have a row
+ * of it each. Thread: used at start, by one thread. */
 #ifndef HD_BASE_OPT_H
 #define HD_BASE_OPT_H
 

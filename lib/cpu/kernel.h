@@ -92,8 +92,10 @@ typedef struct hd_cpu_kernels {
     void (*decode_group)(enum hd_kv_type t, const unsigned char *code, float scale, float *dst,
                          int n);
     /* What the machine can do at this level (roofline.c): floating-point operations done by n
-     * rounds of multiply-adds on registers, and a sum over p[n], n a multiple of 128. */
+     * rounds of multiply-adds on registers, the same of 8-bit integers, and a sum over p[n], n a
+     * multiple of 128. */
     double (*probe_fma)(int64_t n, float *sink);
+    double (*probe_int8)(int64_t n, int32_t *sink);
     float (*probe_read)(const float *p, size_t n);
 } hd_cpu_kernels;
 

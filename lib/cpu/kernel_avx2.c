@@ -30,6 +30,13 @@ static inline V v_pow2(VI n) {
 static inline VI vi_half(VI n) { return _mm256_srai_epi32(n, 1); }
 static inline VI vi_sub(VI a, VI b) { return _mm256_sub_epi32(a, b); }
 static inline VI vi_add(VI a, VI b) { return _mm256_add_epi32(a, b); }
+static inline VI vi_set(int32_t n) { return _mm256_set1_epi32(n); }
+/* The integer products of this level, added to acc; of acc too, so that none can be left out. */
+#define INT8_EACH 32
+static inline VI vi_probe_int8(VI acc, VI x) {
+    VI pairs = _mm256_maddubs_epi16(acc, x);
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
 
 static inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
 static inline V v_decode_f32(const unsigned char *p) {

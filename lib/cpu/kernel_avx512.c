@@ -31,6 +31,11 @@ static inline VI vi_half(VI n) { return _mm512_srai_epi32(n, 1); }
 static inline VI vi_sub(VI a, VI b) { return _mm512_sub_epi32(a, b); }
 static inline VI vi_add(VI a, VI b) { return _mm512_add_epi32(a, b); }
 
+static inline VI vi_set(int32_t n) { return _mm512_set1_epi32(n); }
+/* 8-bit products added to acc, as q_tile has them; of acc too, so that none can be left out. */
+#define INT8_EACH 64
+static inline VI vi_probe_int8(VI acc, VI x) { return _mm512_dpbusd_epi32(acc, acc, x); }
+
 static inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
 static inline V v_decode_f32(const unsigned char *p) { return _mm512_loadu_ps(p); }
 static inline V v_decode_f16(const unsigned char *p) {

@@ -191,6 +191,19 @@ static double probe_fma(int64_t n, float *sink) {
     return 2.0 * N * VN * (double)n;
 }
 
+static double probe_int8(int64_t n, int32_t *sink) {
+    enum { N = 12 };
+    VI acc[N], x = vi_set(*sink);
+    UNROLL for (int i = 0; i < N; i++) acc[i] = vi_set(i + 1);
+    for (int64_t k = 0; k < n; k++) {
+        UNROLL for (int i = 0; i < N; i++) acc[i] = vi_probe_int8(acc[i], x);
+    }
+    VI sum = acc[0];
+    UNROLL for (int i = 1; i < N; i++) sum = vi_add(sum, acc[i]);
+    __builtin_memcpy(sink, &sum, sizeof *sink);
+    return 2.0 * N * INT8_EACH * (double)n;
+}
+
 static float probe_read(const float *p, size_t n) {
     V acc[8];
     UNROLL for (int i = 0; i < 8; i++) acc[i] = v_set(0);
@@ -220,5 +233,6 @@ const hd_cpu_kernels KERNELS = {
     .encode_group = encode_group,
     .decode_group = decode_group,
     .probe_fma = probe_fma,
+    .probe_int8 = probe_int8,
     .probe_read = probe_read,
 };

@@ -46,6 +46,10 @@ static inline VI vi_half(VI n) { return n >> 1; }
 static inline VI vi_sub(VI a, VI b) { return a - b; }
 typedef uint32_t VW __attribute__((vector_size(16)));
 static inline VI vi_add(VI a, VI b) { return (VI)((VW)a + (VW)b); } /* wraps */
+static inline VI vi_set(int32_t n) { return (VI){n, n, n, n}; }
+/* The integer products of this level, added to acc; of acc too, so that none can be left out. */
+#define INT8_EACH 4
+static inline VI vi_probe_int8(VI acc, VI x) { return (VI)((VW)acc + (VW)acc * (VW)x); }
 
 static inline float half_to_float(uint16_t h) { return hd_f16_to_f32(h); }
 static inline V v_decode_f32(const unsigned char *p) {

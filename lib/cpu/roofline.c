@@ -6,57 +6,88 @@
 #include "base/mem.h"
 
 #define BUFFER_BYTES ((size_t)256 << 20)
-#define N_ROUND 15
-#define FMA_STEPS 1000000 /* about 2 ms */
+#define N_ROUND 10
+#define STEPS 500000 /* about 1 ms */
+
+typedef union line { /* a cache line each: no two threads write the same one */
+    _Alignas(64) double n_op;
+    float real;
+    int32_t whole;
+} line;
 
 typedef struct probe {
     const hd_cpu *c;
-    float *buffer;
+    float *buffer; /* in huge pages: one stream a thread, as weights are read */
     size_t n_each; /* floats a thread */
-    float *sink;   /* [n_thread * 16]: a cache line each */
-    double *done;  /* [n_thread * 8] */
+    line *out;     /* [n_thread] */
 } probe;
 
-static void burn(void *ctx, int task, int thread) {
+static void touch(void *ctx, int task, int thread) {
     (void)thread;
     const probe *p = ctx;
-    p->done[8 * task] = p->c->k->probe_fma(FMA_STEPS, &p->sink[16 * task]);
+    float *part = p->buffer + (size_t)task * p->n_each;
+    for (size_t i = 0; i < p->n_each; i += 256) part[i] = 1; /* else all are the page of zeros */
 }
 
-static void stream(void *ctx, int task, int thread) {
+static void multiply_floats(void *ctx, int task, int thread) {
     (void)thread;
     const probe *p = ctx;
-    p->sink[16 * task] = p->c->k->probe_read(p->buffer + (size_t)task * p->n_each, p->n_each);
+    float x = 0.999f;
+    p->out[task].n_op = p->c->k->probe_fma(STEPS, &x);
+}
+
+static void multiply_bytes(void *ctx, int task, int thread) {
+    (void)thread;
+    const probe *p = ctx;
+    int32_t x = 0x03FB0305;
+    p->out[task].n_op = p->c->k->probe_int8(STEPS, &x);
+}
+
+static void read_through(void *ctx, int task, int thread) {
+    (void)thread;
+    const probe *p = ctx;
+    const float *part = p->buffer + (size_t)task * p->n_each;
+    p->out[task].real = p->c->k->probe_read(part, p->n_each);
+}
+
+static double seconds_of(const probe *p, hd_pool_fn fn) {
+    int64_t from = hd_now_ns();
+    hd_pool_run(p->c->pool, p->c->n_thread, fn, (void *)(uintptr_t)p);
+    return (double)(hd_now_ns() - from) / 1e9;
+}
+
+static double op_rate(const probe *p, hd_pool_fn fn) {
+    double seconds = seconds_of(p, fn), n_op = 0;
+    for (int i = 0; i < p->c->n_thread; i++) n_op += p->out[i].n_op;
+    return n_op / seconds;
+}
+
+static void keep_most(double *best, double value) {
+    if (value > *best) *best = value;
 }
 
 hd_status hd_cpu_roofline(void *ctx, hd_dev_roofline *out) {
     const hd_cpu *c = ctx;
     size_t n_thread = (size_t)c->n_thread;
-    void *memory;
+    void *buffer, *lines;
     probe p = {.c = c, .n_each = BUFFER_BYTES / sizeof(float) / n_thread / 128 * 128};
-    HD_TRY(hd_alloc_large(p.n_each * n_thread * sizeof(float), &memory));
-    p.buffer = memory;
-    /* Written, so that every page is there and they are not all the one page of zeros. */
-    for (size_t i = 0; i < p.n_each * n_thread; i += 256) p.buffer[i] = 1;
-    p.sink = hd_alloc_zero(n_thread * 16, sizeof *p.sink);
-    p.done = hd_alloc_zero(n_thread * 8, sizeof *p.done);
     *out = (hd_dev_roofline){.flop_name = "float32 multiply-add",
                              .buffer_bytes = p.n_each * n_thread * sizeof(float)};
-    for (int round = 0; round < N_ROUND; round++) {
-        for (size_t i = 0; i < n_thread; i++) p.sink[16 * i] = 0.999f;
-        int64_t t = hd_now_ns();
-        hd_pool_run(c->pool, c->n_thread, burn, &p);
-        double seconds = (double)(hd_now_ns() - t) / 1e9, flops = 0;
-        for (size_t i = 0; i < n_thread; i++) flops += p.done[8 * i];
-        if (flops / seconds > out->flops) out->flops = flops / seconds;
-        t = hd_now_ns();
-        hd_pool_run(c->pool, c->n_thread, stream, &p);
-        seconds = (double)(hd_now_ns() - t) / 1e9;
-        double rate = (double)out->buffer_bytes / seconds;
-        if (rate > out->read_bytes) out->read_bytes = rate;
+    HD_TRY(hd_alloc_large(out->buffer_bytes, &buffer));
+    hd_status s = hd_alloc_large(n_thread * sizeof(line), &lines);
+    if (s != HD_OK) {
+        hd_free(buffer);
+        return s;
     }
-    hd_free(memory);
-    hd_free(p.sink);
-    hd_free(p.done);
+    p.buffer = buffer;
+    p.out = lines;
+    hd_pool_run(c->pool, c->n_thread, touch, &p);
+    for (int round = 0; round < N_ROUND; round++) {
+        keep_most(&out->flops, op_rate(&p, multiply_floats));
+        keep_most(&out->int8_ops, op_rate(&p, multiply_bytes));
+        keep_most(&out->read_bytes, (double)out->buffer_bytes / seconds_of(&p, read_through));
+    }
+    hd_free(buffer);
+    hd_free(lines);
     return HD_OK;
 }

@@ -53,6 +53,7 @@ typedef struct hd_dev_limits {
 typedef struct hd_dev_roofline {
     const char *flop_name; /* of the multiply-adds that products are made of */
     double flops;      /* of them, on operands that stay where they are, counted as two, a second */
+    double int8_ops;   /* the same of 8-bit integers; 0: products are not made of those */
     double read_bytes; /* bytes a second, all threads streaming through one buffer */
     size_t buffer_bytes; /* of that buffer: a cache larger than this answers in memory's place */
 } hd_dev_roofline;

@@ -6,20 +6,45 @@ import { test } from 'node:test';
 const bin = process.env.HADAL_BIN;
 assert.ok(bin, 'HADAL_BIN names the program');
 const bench = (...args) => spawnSync(bin, ['bench', ...args], { encoding: 'utf8' });
-const small = ['--prompt-lengths', '5,70', '--batch-sizes', '1,3', '--contexts', '7,40', '--seconds', '0'];
+const small = ['--prompt', '5,70', '--gen', '4', '--batch', '1,3', '--depth', '0,40', '--seconds', '0'];
 
 test('every point is told, with its share of the machine', () => {
   const r = bench(...small, '--json', '--max-num-batched-tokens', '32', '--threads', '2');
   assert.equal(r.status, 0, r.stderr);
   const report = JSON.parse(r.stdout);
   assert.equal(report.backend, 'cpu');
-  assert.ok(report.machine.fma_gflops_s > 0 && report.machine.read_gb_s > 0);
+  for (const m of [report, report.machine_before, report.machine_after]) assert.ok(m.bandwidth_gbs > 0 && m.int8_gops > 0);
   assert.deepEqual(report.prompts.map((p) => p.tokens), [5, 70]);
-  assert.deepEqual(report.steps.map((p) => [p.tokens, p.context]), [[1, 7], [3, 7], [1, 40], [3, 40]]);
+  assert.deepEqual(report.steps.map((p) => [p.batch, p.depth, p.tokens]), [[1, 0, 4], [3, 0, 4], [1, 40, 4], [3, 40, 4]]);
   for (const p of [...report.prompts, ...report.steps]) {
-    assert.ok(p.runs >= 3 && p.tokens_per_s > 0 && p.tokens_per_s_best >= p.tokens_per_s);
-    assert.ok(p.share_of_fma > 0 && p.share_of_read > 0);
+    assert.ok(p.runs >= 1 && p.tok_s > 0 && p.tok_s_best >= p.tok_s);
+    assert.ok(p.share_of_ops > 0 && p.share_of_read > 0);
+    assert.equal(p.share_of_roof, Math.max(p.share_of_ops, p.share_of_read));
   }
+  assert.equal(report.prompt_tok_s, report.prompts[0].tok_s);
+  assert.equal(report.decode_tok_s, report.steps[0].tok_s);
+  assert.deepEqual(report.batch_tok_s, { 1: report.steps[0].tok_s, 3: report.steps[1].tok_s });
+  assert.ok(report.load.first_token_s > report.load.load_s && report.load.peak_rss_bytes > 1e6);
+  assert.ok(report.pool.threads === 2 && report.pool.empty_run_ns > 0 && report.pool.idle_core_share < 1);
+});
+
+test('what must be read is counted from the tensors', () => {
+  const r = bench('mini', '--gen', '1', '--batch', '1,8', '--prompt', '5', '--seconds', '0', '--json');
+  const { steps, load } = JSON.parse(r.stdout);
+  const table = 4096 * 256 * 2, experts = 7 * 8 * 3 * 256 * 256 * 2, cached = 4608; // bytes of the embedded model
+  for (const { batch, gb_s, tok_s } of steps) {
+    const step = (gb_s / tok_s) * batch * 1e9, hit = 1 - (1 - 2 / 8) ** batch;
+    const expected = load.weight_bytes - table - experts + experts * hit + batch * cached;
+    assert.ok(Math.abs(step / expected - 1) < 1e-6, `${batch}: ${step}, expected ${expected}`);
+  }
+});
+
+test('runs are lines of JSON', () => {
+  const r = bench('mini', ...small, '--json', '--runs', '2');
+  assert.equal(r.status, 0, r.stderr);
+  const lines = r.stdout.trim().split('\n').map((line) => JSON.parse(line));
+  assert.equal(lines.length, 2);
+  assert.deepEqual(lines[1].machine_before, lines[0].machine_after);
 });
 
 test('for people', () => {
@@ -40,10 +65,12 @@ test('products alone', () => {
 
 test('bad lists and contexts are refused', () => {
   for (const bad of ['', '0', '1,,2', '3x', '1,2,', '99999999999'])
-    assert.match(bench('--batch-sizes', bad).stderr, /--batch-sizes: expected/);
-  const r = bench('--contexts', '4096');
+    assert.match(bench('--batch', bad).stderr, /--batch: expected/);
+  const r = bench('--depth', '4000', '--gen', '96');
   assert.equal(r.status, 1);
   assert.match(r.stderr, /4096 tokens of context: the model has 2048/);
+  assert.match(bench('--batch', '1000000', '--gen', '2000').stderr, /1000000 sequences of 2000 tokens: a KV cache of [0-9.]+ GB, found/);
+  assert.match(bench('compare', '--runs', '17').stderr, /--runs: expected at most 16, found 17/);
 });
 
 test('the matrix of attention switches', () => {
@@ -55,6 +82,6 @@ test('the matrix of attention switches', () => {
     assert.ok(c.prompt_tokens_per_s > 0 && c.decode_few_tokens_per_s > 0 && c.decode_many_tokens_per_s > 0);
     assert.equal(c.difference, 0, 'the cpu has one way');
   }
-  assert.match(bench('matrix', 'mini', ...small).stdout, /context-fmha {2}multi-block .*prompt of 70.*1 at context 40.*3 at context 40/);
+  assert.match(bench('matrix', 'mini', ...small).stdout, /context-fmha {2}multi-block .*prompt of 70.*1 at depth 40.*3 at depth 40/);
   assert.equal(bench('matrix', 'mini', 'other').status, 2);
 });

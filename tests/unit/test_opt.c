@@ -26,6 +26,8 @@ static const hd_opt_row rows[] = {
     {"flag", 0, HD_OPT_BOOL, AT(flag), "false", 0, 0, NULL, "serve", "", "a flag"},
     {"key", 0, HD_OPT_LIST, AT(keys), NULL, 0, 0, NULL, "serve", "KEY", "keys"},
     {"runs", 0, HD_OPT_INT, AT(count), "3", 1, 10, NULL, "runner", "N", "elsewhere"},
+    {"twice", 't', HD_OPT_INT, AT(count), "3", 1, 10, NULL, "runner", "N", "a count elsewhere"},
+    {"twice", 't', HD_OPT_STR, AT(name), "x", 0, 0, NULL, "serve", "NAME", "a name here"},
 };
 static const char *const ignored[] = {"HADAL_TEST_*", "HADAL_EXACT_NAME", NULL};
 
@@ -111,6 +113,32 @@ static void flags_are_checked(void **state) {
     refused("--size", "1.5X", "whole number");
 }
 
+/* A flag of several commands is this one's, wherever it is named. */
+static void flags_of_several_commands(void **state) {
+    (void)state;
+    hd_opt_table t = table();
+    struct opts o = {0};
+    hd_opt_defaults(&t, &o);
+    assert_ok(read_file_text(&t, &o, "twice: filed\n"));
+    assert_string_equal(o.name, "filed");
+    char *env[] = {"HADAL_TWICE=env", NULL};
+    assert_ok(hd_opt_read_env(&t, &o, env));
+    assert_string_equal(o.name, "env");
+    char *arg[] = {"--twice", "long"}, *short_arg[] = {"-tshort"};
+    int n = 2, n_short = 1;
+    assert_ok(hd_opt_read_args(&t, &o, &n, arg));
+    assert_string_equal(o.name, "long");
+    assert_ok(hd_opt_read_args(&t, &o, &n_short, short_arg));
+    assert_string_equal(o.name, "short");
+    assert_int_equal(o.count, 3);
+    t.command = "runner";
+    char *other[] = {"--twice=7"};
+    n = 1;
+    assert_ok(hd_opt_read_args(&t, &o, &n, other));
+    assert_int_equal(o.count, 7);
+    hd_arena_free(t.arena);
+}
+
 static void sizes_take_units(void **state) {
     (void)state;
     hd_opt_table t = table();
@@ -157,9 +185,8 @@ static void files_are_checked(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(order_of_strength),
-        cmocka_unit_test(flags_are_checked),
-        cmocka_unit_test(sizes_take_units),
+        cmocka_unit_test(order_of_strength),         cmocka_unit_test(flags_are_checked),
+        cmocka_unit_test(flags_of_several_commands), cmocka_unit_test(sizes_take_units),
         cmocka_unit_test(files_are_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

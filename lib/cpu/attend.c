@@ -1,52 +1,75 @@
-/* The loop that every attention op of this backend ends in: queries over a sequence's positions in
- * blocks of 64 from position 0, with an online softmax (arXiv 1805.02867). Sums over positions are
- * in ascending order and stop at the query's own position. */
-#include "cpu/cpu.h"
+/* Attention over pages (attend.h): groups of rows, who takes which chunk, and the blocks. */
+#include "cpu/attend.h"
 
-/* Adds weights s[i][0..n_i) times values; n_i does not fall with i. The common positions of up to
- * six queries go together, the rest one query at a time: the same order for each. */
-static void add_values(const hd_cpu_kernels *k, const hd_cpu_block *b, const float *const *s,
-                       float *const *acc, const int *n_i, int n) {
-    hd_cpu_product p = {.n_lane = (int)hd_cpu_pad(b->n_v), .a_step = 1, .ldb = b->ldv};
-    for (int i = 0, end; i < n; i = end) {
-        int common = n_i[i];
-        end = i + 1;
-        while (end < n && (n_i[end] == common || end - i < 6)) end++;
-        p.n_row = end - i, p.n_k = common, p.a = s + i, p.c = acc + i;
-        p.a_off = 0, p.b = b->v, p.is_sum = b->t0 > 0;
-        k->product(&p);
-        for (int j = i; j < end; j++) {
-            if (n_i[j] == common) continue;
-            p.n_row = 1, p.n_k = n_i[j] - common, p.a = s + j, p.c = acc + j;
-            p.a_off = (size_t)common, p.b = b->v + (size_t)common * b->ldv, p.is_sum = true;
-            k->product(&p);
-        }
-    }
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Sums of queries so far. */
+typedef struct sums {
+    float *m, *l; /* [query] largest score, sum of weights */
+    float *acc;   /* [query, ld] sum of weighted values */
+} sums;
+
+/* Every query of a group of rows in one unit. */
+typedef struct part {
+    const hd_cpu_attention *a;
+    hd_cpu_scratch *t;
+    const hd_cpu_group *g;
+    int unit;
+    size_t ld; /* of sums: pad(n_v) */
+} part;
+
+/* ---- Rows ---- */
+
+static int compare_seqs(const void *x, const void *y) {
+    const hd_cpu_seq *a = x, *b = y;
+    int n = hd_cpu_least(a->n_page, b->n_page);
+    int order = memcmp(a->page, b->page, sizeof *a->page * (size_t)n);
+    if (order != 0) return order;
+    if (a->n_page != b->n_page) return a->n_page < b->n_page ? -1 : 1;
+    return a->seq < b->seq ? -1 : 1;
 }
 
-void hd_cpu_attend(const hd_cpu_kernels *k, hd_cpu_scratch *t, const hd_cpu_block *b) {
-    const hd_cpu_queries *q = &t->queries;
-    int i0 = 0;
-    while (i0 < q->n && q->pos[i0] < b->t0) i0++;
-    for (; i0 < q->n; i0 += HD_CPU_QCHUNK) {
-        int n = hd_cpu_least(q->n - i0, HD_CPU_QCHUNK), n_i[HD_CPU_QCHUNK];
-        float *s[HD_CPU_QCHUNK];
-        for (int i = 0; i < n; i++) s[i] = t->s + i * HD_CPU_KV_BLOCK;
-        k->product(&(hd_cpu_product){.n_row = n,
-                                     .n_k = b->n_key,
-                                     .n_lane = (int)hd_cpu_pad(b->n_t),
-                                     .a = q->q + i0,
-                                     .a_step = 1,
-                                     .b = b->kt,
-                                     .ldb = HD_CPU_KV_BLOCK,
-                                     .c = s});
-        for (int i = 0; i < n; i++) {
-            n_i[i] = hd_cpu_least(q->pos[i0 + i] - b->t0 + 1, HD_CPU_KV_BLOCK);
-            float keep = k->softmax(s[i], n_i[i], b->scale, &q->m[i0 + i], &q->l[i0 + i]);
-            if (b->t0 > 0 && keep != 1.0f) k->scale(q->acc[i0 + i], b->n_v, keep);
+int hd_cpu_list_rows(hd_cpu *c, const hd_batch *b, int form, int which) {
+    int n = 0;
+    for (int s = 0; s < b->n_seq; s++)
+        c->seq[s] = (hd_cpu_seq){.page = b->page + b->seq_page0[s],
+                                 .n_page = b->seq_page0[s + 1] - b->seq_page0[s],
+                                 .seq = s};
+    if (b->n_seq > 1) qsort(c->seq, (size_t)b->n_seq, sizeof *c->seq, compare_seqs);
+    for (int s = 0; s < b->n_seq; s++)
+        for (int r = b->seq_row0[c->seq[s].seq]; r < b->seq_row0[c->seq[s].seq + 1]; r++)
+            if (form < 0 || b->form[r] == form) c->list[which][n++] = r;
+    return n;
+}
+
+/* Whether two sequences have the block of positions from t0 on in the same pages. */
+static bool is_same_block(const hd_batch *b, int s, int r, int t0) {
+    if (s == r) return true;
+    const int32_t *x = b->page + b->seq_page0[s], *y = b->page + b->seq_page0[r];
+    int first = t0 / b->page_tok, end = (t0 + HD_CPU_KV_BLOCK - 1) / b->page_tok + 1;
+    int n_x = hd_cpu_least(end, b->seq_page0[s + 1] - b->seq_page0[s]) - first;
+    int n_y = hd_cpu_least(end, b->seq_page0[r + 1] - b->seq_page0[r]) - first;
+    return n_x == n_y && n_x > 0 && memcmp(x + first, y + first, sizeof *x * (size_t)n_x) == 0;
+}
+
+/* Runs of at most n_most rows of one sequence, or of several that begin with the same block. */
+static int make_groups(const hd_cpu_attention *a, int n_most) {
+    const hd_batch *b = a->batch;
+    int n = 0;
+    for (int i = 0; i < a->n_row; i++) {
+        int row = a->list[i];
+        hd_cpu_group *g = n > 0 ? &a->c->group[n - 1] : NULL;
+        if (g == NULL || g->n == n_most ||
+            !is_same_block(b, b->row_seq[a->list[i - 1]], b->row_seq[row], 0)) {
+            g = &a->c->group[n++];
+            *g = (hd_cpu_group){.first = i};
         }
-        add_values(k, b, (const float *const *)s, q->acc + i0, n_i, n);
+        g->n++;
+        if (b->pos[row] >= g->n_pos) g->n_pos = b->pos[row] + 1;
     }
+    return n;
 }
 
 void hd_cpu_block_rows(const hd_batch *b, int seq, const hd_cpu_block *block, const void *cache,
@@ -59,16 +82,376 @@ void hd_cpu_block_rows(const hd_batch *b, int seq, const hd_cpu_block *block, co
     }
 }
 
-int hd_cpu_make_groups(hd_cpu *c, const hd_batch *b, const int32_t *list, int first, int end,
-                       int n_max) {
-    int n = 0;
-    for (int i = first; i < end; i++) {
-        int seq = b->row_seq[list[i]];
-        hd_cpu_group *g = n > 0 ? &c->group[n - 1] : NULL;
-        if (g != NULL && g->seq == seq && g->n < n_max)
-            g->n++;
-        else
-            c->group[n++] = (hd_cpu_group){.seq = seq, .first = i, .n = 1};
+const float *hd_cpu_block_floats(const hd_cpu_kernels *k, const hd_cpu_cached *s, float *room,
+                                 size_t *ld) {
+    size_t row_bytes = hd_kv_bytes(s->kv, 1);
+    /* Readers read whole lanes, which must not leave the row: the last one may end the cache. */
+    bool is_there =
+        s->kv->type == HD_KV_F32 && (size_t)s->first + hd_cpu_pad(s->n) <= (size_t)s->kv->n;
+    for (int i = 1; is_there && i < s->n_row; i++)
+        is_there = (const char *)s->row[i] == (const char *)s->row[i - 1] + row_bytes;
+    *ld = is_there ? (size_t)s->kv->n : hd_cpu_pad(s->n);
+    if (is_there) return (const float *)s->row[0] + s->first;
+    hd_cpu_cache_rows(k, s, room, *ld);
+    return room;
+}
+
+/* ---- One block ---- */
+
+/* Queries of a task that meet a block together. They are columns of t->s; column 0 is the first of
+ * the panel that query q0 is in. */
+typedef struct few {
+    int q0, n, column; /* column of q0 */
+    int n_lane;
+    int n_see[HD_CPU_QCHUNK];                       /* [n] positions of the block */
+    float m[HD_CPU_QCHUNK], l[HD_CPU_QCHUNK];       /* [n_lane] by column, as all below */
+    float keep[HD_CPU_QCHUNK], gain[HD_CPU_QCHUNK]; /* as in hd_cpu_merging */
+} few;
+
+/* Weighted values of queries that do not see the same positions: the common ones of eight queries
+ * go together, the rest one query at a time; the same order for each. */
+static void add_ragged(const part *p, const hd_cpu_block *b, const few *f, float *sum) {
+    const float *s = p->t->s + f->column;
+    hd_cpu_strided c = {.n_lane = (int)p->ld,
+                        .a_row = 1,
+                        .a_step = HD_CPU_QCHUNK,
+                        .ldb = b->ldv,
+                        .b_panel = HD_CPU_LANES,
+                        .ldc = p->ld};
+    for (int i = 0, end; i < f->n; i = end) {
+        int common = f->n_see[i];
+        for (end = i + 1; end < f->n && end < i + 8; end++)
+            common = hd_cpu_least(common, f->n_see[end]);
+        c.n_row = end - i, c.n_k = common, c.is_sum = false;
+        c.a = s + i, c.b = b->v, c.c = sum + (size_t)i * p->ld;
+        p->a->c->k->strided(&c);
+        for (int j = i; j < end; j++) {
+            if (f->n_see[j] == common) continue;
+            c.n_row = 1, c.n_k = f->n_see[j] - common, c.is_sum = true;
+            c.a = s + common * HD_CPU_QCHUNK + j, c.b = b->v + (size_t)common * b->ldv;
+            c.c = sum + (size_t)j * p->ld;
+            p->a->c->k->strided(&c);
+        }
     }
-    return n;
+}
+
+/* Weights of the block's positions in t->s. */
+static void weigh(const part *p, const hd_cpu_block *b, few *f) {
+    const hd_cpu_attention *a = p->a;
+    hd_cpu_scratch *t = p->t;
+    a->c->k->strided(&(hd_cpu_strided){.n_row = b->n_t,
+                                       .n_k = a->n_key,
+                                       .n_lane = f->n_lane,
+                                       .a = b->k,
+                                       .a_row = b->ldk,
+                                       .a_step = 1,
+                                       .b = t->qt + (size_t)(f->q0 - f->column) * (size_t)a->n_key,
+                                       .ldb = HD_CPU_LANES,
+                                       .b_panel = (size_t)a->n_key * HD_CPU_LANES,
+                                       .c = t->s,
+                                       .ldc = HD_CPU_QCHUNK,
+                                       .ahead = b->ahead,
+                                       .ahead_bytes = b->ahead_bytes});
+    for (int i = 0; i < f->n; i++)
+        for (int s = f->n_see[i]; s < b->n_t; s++)
+            t->s[s * HD_CPU_QCHUNK + f->column + i] = -INFINITY;
+    a->c->k->weigh(&(hd_cpu_weighing){.s = t->s,
+                                      .lds = HD_CPU_QCHUNK,
+                                      .n_t = b->n_t,
+                                      .n_lane = f->n_lane,
+                                      .scale = a->scale,
+                                      .m = f->m,
+                                      .l = f->l});
+}
+
+/* Brings m and l of the block, in f, into u's. */
+static void merge(const part *p, few *f, const sums *u) {
+    float m[HD_CPU_QCHUNK] = {0}, l[HD_CPU_QCHUNK] = {0};
+    size_t n_byte = sizeof(float) * (size_t)f->n;
+    memcpy(m + f->column, u->m + f->q0, n_byte);
+    memcpy(l + f->column, u->l + f->q0, n_byte);
+    p->a->c->k->merge(&(hd_cpu_merging){.n_lane = f->n_lane,
+                                        .m = m,
+                                        .l = l,
+                                        .block_m = f->m,
+                                        .block_l = f->l,
+                                        .keep = f->keep,
+                                        .gain = f->gain});
+    memcpy(f->m, m, sizeof m);
+    memcpy(f->l, l, sizeof l);
+}
+
+/* Queries q0 .. q0 + n of the task over a block: the first of its chunk, or added to u. */
+static void attend_few(const part *p, const hd_cpu_block *b, int q0, int n, const sums *u) {
+    hd_cpu_scratch *t = p->t;
+    bool is_first = b->t0 / HD_CPU_KV_BLOCK % p->a->n_chunk == 0, is_ragged = false;
+    few f = {.q0 = q0, .n = n, .column = q0 % HD_CPU_LANES};
+    f.n_lane = (int)hd_cpu_pad(f.column + n);
+    for (int i = 0; i < n; i++) {
+        f.n_see[i] = hd_cpu_least(t->pos[q0 + i] - b->t0 + 1, b->n_t);
+        is_ragged |= f.n_see[i] < b->n_t;
+    }
+    weigh(p, b, &f);
+    if (!is_first) merge(p, &f, u);
+    memcpy(u->m + q0, f.m + f.column, sizeof(float) * (size_t)n);
+    memcpy(u->l + q0, f.l + f.column, sizeof(float) * (size_t)n);
+    float *acc = u->acc + (size_t)q0 * p->ld, *keep = f.keep + f.column, *gain = f.gain + f.column;
+    if (!is_ragged) {
+        p->a->c->k->strided(&(hd_cpu_strided){.n_row = n,
+                                              .n_k = b->n_t,
+                                              .n_lane = (int)p->ld,
+                                              .a = t->s + f.column,
+                                              .a_row = 1,
+                                              .a_step = HD_CPU_QCHUNK,
+                                              .b = b->v,
+                                              .ldb = b->ldv,
+                                              .b_panel = HD_CPU_LANES,
+                                              .c = acc,
+                                              .ldc = p->ld,
+                                              .keep = is_first ? NULL : keep,
+                                              .gain = gain});
+        return;
+    }
+    add_ragged(p, b, &f, is_first ? acc : t->ragged);
+    for (int i = 0; !is_first && i < n; i++)
+        p->a->c->k->fold(acc + (size_t)i * p->ld, t->ragged + (size_t)i * p->ld, (int)p->ld,
+                         keep[i], gain[i]);
+}
+
+/* Every query that sees the block from t0 on: those whose sequences have it in the same pages
+ * together. */
+static void attend_block(const part *p, int t0, const sums *u) {
+    const hd_cpu_attention *a = p->a;
+    const hd_batch *batch = a->batch;
+    const int32_t *row = a->list + p->g->first;
+    for (int i = 0, end; i < p->g->n; i = end) {
+        int seq = batch->row_seq[row[i]], last = batch->pos[row[i]];
+        end = i + 1;
+        if (last < t0) continue;
+        for (; end < p->g->n && batch->pos[row[end]] >= t0; end++) {
+            if (!is_same_block(batch, seq, batch->row_seq[row[end]], t0)) break;
+            if (batch->pos[row[end]] > last) last = batch->pos[row[end]];
+        }
+        hd_cpu_block b = {.t0 = t0, .n_pos = last + 1};
+        b.n_t = hd_cpu_least(HD_CPU_KV_BLOCK, b.n_pos - t0);
+        a->load(a, p->t, seq, p->unit, &b);
+        p->t->n_block++;
+        for (int q = i * a->n_each, n; q < end * a->n_each; q += n) {
+            n = hd_cpu_least(end * a->n_each - q, HD_CPU_QCHUNK - q % HD_CPU_LANES);
+            attend_few(p, &b, q, n, u);
+            b.ahead = NULL;
+        }
+    }
+}
+
+static void attend_chunk(const part *p, int chunk, const sums *u) {
+    int each = p->a->n_chunk, end = (p->g->n_pos + HD_CPU_KV_BLOCK - 1) / HD_CPU_KV_BLOCK;
+    if (end - chunk * each > each) end = (chunk + 1) * each;
+    for (int b = chunk * each; b < end; b++) attend_block(p, b * HD_CPU_KV_BLOCK, u);
+}
+
+/* ---- Chunks added up ---- */
+
+/* Some queries, HD_CPU_LANES at most, and some lanes of their values. */
+typedef struct span {
+    int q0, n, lane0, n_lane;
+} span;
+
+static int row_of(const part *p, int query) {
+    return p->a->list[p->g->first + query / p->a->n_each];
+}
+
+/* Adds the sums of a chunk that begins at position t0 to those before it. */
+static void add_chunk(const part *p, const sums *u, const sums *chunk, int t0, const span *s) {
+    const hd_cpu_kernels *k = p->a->c->k;
+    float m[2][HD_CPU_LANES] = {{0}}, l[2][HD_CPU_LANES] = {{0}};
+    float keep[HD_CPU_LANES], gain[HD_CPU_LANES];
+    size_t n_byte = sizeof(float) * (size_t)s->n;
+    memcpy(m[0], u->m + s->q0, n_byte);
+    memcpy(l[0], u->l + s->q0, n_byte);
+    memcpy(m[1], chunk->m + s->q0, n_byte);
+    memcpy(l[1], chunk->l + s->q0, n_byte);
+    k->merge(&(hd_cpu_merging){.n_lane = HD_CPU_LANES,
+                               .m = m[0],
+                               .l = l[0],
+                               .block_m = m[1],
+                               .block_l = l[1],
+                               .keep = keep,
+                               .gain = gain});
+    for (int i = 0; i < s->n; i++) {
+        int q = s->q0 + i;
+        size_t at = (size_t)q * p->ld + (size_t)s->lane0;
+        if (p->a->batch->pos[row_of(p, q)] < t0) continue;
+        u->m[q] = m[0][i], u->l[q] = l[0][i];
+        k->fold(u->acc + at, chunk->acc + at, s->n_lane, keep[i], gain[i]);
+    }
+}
+
+static void finish(const part *p, const sums *u, const span *s) {
+    const hd_cpu_attention *a = p->a;
+    size_t n = (size_t)hd_cpu_least(s->n_lane, a->n_v - s->lane0);
+    for (int q = s->q0; q < s->q0 + s->n; q++) {
+        float *out = a->out(a, row_of(p, q), p->unit, q % a->n_each) + s->lane0;
+        memcpy(out, u->acc + (size_t)q * p->ld + s->lane0, sizeof *out * n);
+        a->c->k->scale(out, (int)n, 1.0f / u->l[q]);
+    }
+}
+
+static int n_query(const hd_cpu_attention *a, const hd_cpu_group *g) { return g->n * a->n_each; }
+
+static int n_chunk(const hd_cpu_attention *a, const hd_cpu_group *g) {
+    int n_block = (g->n_pos + HD_CPU_KV_BLOCK - 1) / HD_CPU_KV_BLOCK;
+    return (n_block - 1) / a->n_chunk + 1;
+}
+
+/* Position of a chunk. */
+static int chunk_t0(const hd_cpu_attention *a, int chunk) {
+    return chunk * a->n_chunk * HD_CPU_KV_BLOCK;
+}
+
+/* The queries across lanes, and their positions. */
+static part begin_part(const hd_cpu_attention *a, const hd_cpu_group *g, int unit, int thread) {
+    hd_cpu_scratch *t = &a->c->thread[thread];
+    part p = {.a = a, .t = t, .g = g, .unit = unit, .ld = hd_cpu_pad(a->n_v)};
+    int n = n_query(a, g);
+    for (int q = 0; q < n; q++) {
+        int row = row_of(&p, q);
+        t->ptr[q] = a->query(a, row, unit, q % a->n_each);
+        t->pos[q] = a->batch->pos[row];
+    }
+    for (int q = 0; q < n; q += HD_CPU_LANES)
+        a->c->k->unpack(HD_F32, t->ptr + q, hd_cpu_least(n - q, HD_CPU_LANES), 0, a->n_key,
+                        t->qt + (size_t)q * (size_t)a->n_key, HD_CPU_LANES);
+    if (a->begin != NULL) a->begin(a, t, unit);
+    return p;
+}
+
+/* ---- Groups of which one thread takes a unit whole ---- */
+
+typedef struct whole_job {
+    const hd_cpu_attention *a;
+    int n_group;
+} whole_job;
+
+static void whole_task(void *ctx, int task, int thread) {
+    const whole_job *j = ctx;
+    const hd_cpu_attention *a = j->a;
+    hd_cpu_scratch *t = &a->c->thread[thread];
+    /* Later rows of a prompt see more positions: the largest tasks first. */
+    const hd_cpu_group *g = &a->c->group[j->n_group - 1 - task / a->n_unit];
+    if (g->is_split) return;
+    part p = begin_part(a, g, task % a->n_unit, thread);
+    sums u = {.m = t->m[0], .l = t->l[0], .acc = t->acc[0]};
+    sums next = {.m = t->m[1], .l = t->l[1], .acc = t->acc[1]};
+    int n = n_query(a, g), n_c = n_chunk(a, g);
+    span s = {.n_lane = (int)p.ld};
+    for (int c = 0; c < n_c; c++) {
+        attend_chunk(&p, c, c == 0 ? &u : &next);
+        for (s.q0 = 0; c > 0 && s.q0 < n; s.q0 += HD_CPU_LANES) {
+            s.n = hd_cpu_least(HD_CPU_LANES, n - s.q0);
+            add_chunk(&p, &u, &next, chunk_t0(a, c), &s);
+        }
+    }
+    finish(&p, &u, &(span){.n = n, .n_lane = (int)p.ld});
+}
+
+/* ---- Groups whose chunks all threads share ---- */
+
+/* Chunks first .. first + n of a group; their sums wait in slots until they are added up. */
+typedef struct window {
+    const hd_cpu_attention *a;
+    const hd_cpu_group *g;
+    int first, n, n_piece;
+} window;
+
+/* Slot 0 of a unit holds what was added up so far, the others the window's chunks. */
+static sums slot(const window *w, int unit, int i) {
+    const hd_cpu *c = w->a->c;
+    size_t n = (size_t)n_query(w->a, w->g),
+           at = ((size_t)i * (size_t)w->a->n_unit + (size_t)unit) * n;
+    return (sums){
+        .m = c->slot_m + at, .l = c->slot_l + at, .acc = c->slot + at * hd_cpu_pad(w->a->n_v)};
+}
+
+static void piece_task(void *ctx, int task, int thread) {
+    const window *w = ctx;
+    int unit = task / w->n_piece, piece = task % w->n_piece;
+    part p = begin_part(w->a, w->g, unit, thread);
+    for (int i = w->n * piece / w->n_piece; i < w->n * (piece + 1) / w->n_piece; i++) {
+        sums u = slot(w, unit, i + 1);
+        attend_chunk(&p, w->first + i, &u);
+    }
+}
+
+/* A strip of the values of some queries. Each strip has m and l of its own, so that none reads what
+ * another writes. */
+static void add_task(void *ctx, int task, int thread) {
+    const window *w = ctx;
+    const hd_cpu_attention *a = w->a;
+    (void)thread;
+    int n = n_query(a, w->g), n_span = (n + HD_CPU_LANES - 1) / HD_CPU_LANES;
+    int strip = task % HD_CPU_STRIPS, unit = task / HD_CPU_STRIPS / n_span;
+    part p = {.a = a, .g = w->g, .unit = unit, .ld = hd_cpu_pad(a->n_v)};
+    int width = (int)hd_cpu_pad(((int)p.ld + HD_CPU_STRIPS - 1) / HD_CPU_STRIPS);
+    span s = {.q0 = task / HD_CPU_STRIPS % n_span * HD_CPU_LANES, .lane0 = strip * width};
+    s.n = hd_cpu_least(HD_CPU_LANES, n - s.q0);
+    s.n_lane = hd_cpu_least(width, (int)p.ld - s.lane0);
+    if (s.n_lane <= 0) return;
+    sums u = slot(w, unit, 0);
+    size_t apart = (size_t)a->c->n_slot * (size_t)(1 + strip);
+    u.m += apart, u.l += apart;
+    for (int i = 0; i < w->n; i++) {
+        sums chunk = slot(w, unit, i + 1);
+        int t0 = chunk_t0(a, w->first + i);
+        if (t0 > 0) {
+            add_chunk(&p, &u, &chunk, t0, &s);
+            continue;
+        }
+        for (int q = s.q0; q < s.q0 + s.n; q++) {
+            size_t at = (size_t)q * p.ld + (size_t)s.lane0;
+            u.m[q] = chunk.m[q], u.l[q] = chunk.l[q];
+            memcpy(u.acc + at, chunk.acc + at, sizeof *u.acc * (size_t)s.n_lane);
+        }
+    }
+    if (w->first + w->n == n_chunk(a, w->g)) finish(&p, &u, &s);
+}
+
+static int window_room(const hd_cpu_attention *a, const hd_cpu_group *g) {
+    return a->c->n_slot / (n_query(a, g) * a->n_unit) - 1;
+}
+
+static void run_split(const hd_cpu_attention *a, const hd_cpu_group *g) {
+    hd_cpu *c = a->c;
+    int n = n_chunk(a, g), n_span = (n_query(a, g) + HD_CPU_LANES - 1) / HD_CPU_LANES;
+    window w = {.a = a, .g = g};
+    for (; w.first < n; w.first += w.n) {
+        w.n = hd_cpu_least(n - w.first, window_room(a, g));
+        w.n_piece = hd_cpu_least(w.n, (4 * c->n_thread + a->n_unit - 1) / a->n_unit);
+        hd_pool_run(c->pool, a->n_unit * w.n_piece, piece_task, &w);
+        hd_pool_run(c->pool, a->n_unit * n_span * HD_CPU_STRIPS, add_task, &w);
+    }
+}
+
+/* ---- The whole of it ---- */
+
+static double work_of(const hd_cpu_group *g) { return (double)g->n * g->n_pos; }
+
+void hd_cpu_attend(const hd_cpu_attention *a) {
+    hd_cpu *c = a->c;
+    whole_job j = {.a = a};
+    HD_ASSERT(a->n_row_most > 0 && a->n_row_most * a->n_each <= c->n_query);
+    double work = 0;
+    for (int n_most = a->n_row_most;; n_most = (n_most + 1) / 2) {
+        j.n_group = make_groups(a, n_most);
+        if (a->n_chunk < HD_CPU_ONE_CHUNK || n_most * a->n_each <= HD_CPU_KV_BLOCK) break;
+        if (n_most == 1 || j.n_group * a->n_unit >= 2 * c->n_thread) break;
+    }
+    for (int i = 0; i < j.n_group; i++) work += work_of(&c->group[i]) * a->n_unit;
+    for (int i = 0; i < j.n_group; i++) {
+        hd_cpu_group *g = &c->group[i];
+        g->is_split = c->n_thread > 1 && n_chunk(a, g) > 1 && window_room(a, g) > 1 &&
+                      work_of(g) * 2 * c->n_thread > work;
+        if (g->is_split) run_split(a, g);
+    }
+    hd_pool_run(c->pool, j.n_group * a->n_unit, whole_task, &j);
 }

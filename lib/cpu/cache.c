@@ -1,6 +1,5 @@
 /* Rows of the KV cache of any type (quant/kv.h), written one at a time and read a block at a time.
- * Float types go through the kernels' decode and unpack as they lie; codes are decoded, a group at
- * a time, to what the reference decoding yields, bit for bit. */
+ * Codes are decoded, a group at a time, to what the reference decoding yields, bit for bit. */
 #include "cpu/cpu.h"
 
 #include <string.h>
@@ -49,16 +48,4 @@ static void decode_row(const hd_cpu_kernels *k, const hd_kv_layout *l, const uns
 void hd_cpu_cache_rows(const hd_cpu_kernels *k, const hd_cpu_cached *s, float *out, size_t ld) {
     for (int i = 0; i < s->n_row; i++)
         decode_row(k, s->kv, s->row[i], s->first, s->n, out + (size_t)i * ld);
-}
-
-void hd_cpu_cache_panel(const hd_cpu_kernels *k, const hd_cpu_cached *s, float *rows, size_t ld,
-                        float *panel) {
-    if (s->kv->n_code == 0) {
-        k->unpack(s->kv->plain, s->row, s->n_row, s->first, s->n, panel, HD_CPU_KV_BLOCK);
-        return;
-    }
-    const void *decoded[HD_CPU_KV_BLOCK];
-    hd_cpu_cache_rows(k, s, rows, ld);
-    for (int i = 0; i < s->n_row; i++) decoded[i] = rows + (size_t)i * ld;
-    k->unpack(HD_F32, decoded, s->n_row, 0, s->n, panel, HD_CPU_KV_BLOCK);
 }

@@ -15,27 +15,6 @@
 #define HD_CPU_EXPERT_MAX 2048 /* reserve() refuses more */
 #define HD_CPU_KV_BLOCK 64     /* positions of one attention block */
 
-#define HD_CPU_QUERIES 512 /* most of them in one attention task */
-
-/* (row, head) pairs that run over one sequence's positions together; ascending position. */
-typedef struct hd_cpu_queries {
-    int n;
-    const float **q; /* [HD_CPU_QUERIES] */
-    float **acc;     /* [HD_CPU_QUERIES] weighted sums, padded to HD_CPU_LANES */
-    float *m, *l;    /* [HD_CPU_QUERIES] running maximum and sum */
-    int *pos;        /* [HD_CPU_QUERIES] last position each one sees */
-} hd_cpu_queries;
-
-/* A block of positions as queries see it. */
-typedef struct hd_cpu_block {
-    int t0, n_t;     /* first position, positions */
-    const float *kt; /* [n_key, 64] keys, positions across lanes */
-    const float *v;  /* [n_t, ldv] values */
-    int n_key, n_v;
-    size_t ldv;
-    float scale;
-} hd_cpu_block;
-
 /* One thread's working memory. */
 typedef struct hd_cpu_scratch {
     float *panel;    /* [HD_CPU_KDECODE, HD_CPU_STRIP] unpacked weights; Q8_0 panels fit too */
@@ -46,18 +25,24 @@ typedef struct hd_cpu_scratch {
     float **c_row;   /* [n_ptr] */
     int32_t *q_row;  /* [HD_CPU_ROWS] */
     const void **w;  /* [n_ptr] weight or cache rows */
-    /* Attention over one block of positions: */
-    float *ct;   /* [n_c+n_rope, 64] latents, positions across lanes */
-    float *rows; /* [64, pad(n_c+n_rope)] cache rows, decoded */
-    float *kt;   /* [n_nope+n_rope, 64] keys of one head */
-    float *v;    /* [64, pad(n_v)] values of one head */
-    float *kb;   /* [n_c, n_nope] k_b of one head */
-    float *vb;   /* [n_c, pad(n_v)] v_b of one head, transposed */
-    float *s;    /* [HD_CPU_QCHUNK, 64] scores */
-    float *acc;  /* [HD_CPU_QUERIES, pad(n_v)] */
-    hd_cpu_queries queries;
+    /* Attention (attend.c): */
+    const void **ptr;   /* [n_query] or more */
+    int *pos;           /* [n_query] last position that each query sees */
+    float *qt;          /* [pad(queries)/16, n_key, 16] queries, across lanes */
+    float *rows;        /* [64, pad(n_c+n_rope)] cache rows, decoded */
+    float *k;           /* [64, pad(n_nope+n_rope)] keys of one head */
+    float *v;           /* [64, pad(n_v)] values of one head */
+    float *kb;          /* [pad(n_nope)/16, n_c, 16] k_b of one head */
+    float *vb;          /* [pad(n_v)/16, n_c, 16] v_b of one head, transposed */
+    float *s;           /* [64, HD_CPU_QCHUNK] scores, then weights */
+    float *ragged;      /* [HD_CPU_QCHUNK, .] weighted values where queries see different n */
+    float *m[2], *l[2]; /* [n_query] sums so far; of a chunk */
+    float *acc[2];      /* [n_query, pad(n_v)] or [HD_CPU_LATENT_QUERIES, pad(n_c)] */
+    uint64_t n_block;   /* blocks whose keys and values it made */
 } hd_cpu_scratch;
-#define HD_CPU_QCHUNK 24
+#define HD_CPU_QCHUNK 64          /* queries that meet a block together */
+#define HD_CPU_QUERIES 2048       /* most of a task */
+#define HD_CPU_LATENT_QUERIES 512 /* the same of latent attention, whose sums are long */
 
 /* y = W x for a set of rows. */
 enum hd_cpu_into { HD_CPU_STORE, HD_CPU_ADD };
@@ -78,10 +63,18 @@ typedef struct hd_cpu_mul {
     const float *y_scale; /* [n_row] or NULL: with HD_CPU_ADD, y += y_scale * (w x) */
 } hd_cpu_mul;
 
-/* Rows of one sequence handled by one attention task (for every head or head group). */
+/* Rows that one attention task handles, of sequences that begin alike. */
 typedef struct hd_cpu_group {
-    int seq, first, n; /* rows list[first .. first+n) */
+    int first, n; /* rows list[first .. first+n) */
+    int n_pos;    /* positions that the last of them sees */
+    bool is_split;
 } hd_cpu_group;
+
+/* A sequence of a batch and its pages. */
+typedef struct hd_cpu_seq {
+    const int32_t *page;
+    int n_page, seq;
+} hd_cpu_seq;
 
 typedef struct hd_cpu {
     hd_pool *pool;
@@ -104,13 +97,20 @@ typedef struct hd_cpu {
     float *q_abs;           /* [HD_CPU_WAVE, H, n_c+n_rope] absorbed queries */
     float *u;               /* [HD_CPU_WAVE, H, pad(n_c)] weighted latents */
     int32_t *list[2];       /* [R] rows by form */
+    int32_t *wave_at;       /* [R] an absorbed row's place in its wave */
     hd_cpu_group *group;    /* [R] */
+    hd_cpu_seq *seq;        /* [n_seq] */
+    int n_query;            /* most queries of an attention task */
+    int n_slot;             /* sums of a query over a chunk that can wait to be added up */
+    float *slot;            /* [n_slot, pad(max(n_c, n_v))] */
+    float *slot_m, *slot_l; /* [1 + HD_CPU_STRIPS, n_slot] */
     int32_t *moe_row;       /* [R * n_used] rows by expert */
     int32_t *moe_slot;      /* [R * n_used] 0, 1, 2, ... (rows of `a` by expert) */
     float *moe_weight;      /* [R * n_used] */
     int *moe_first;         /* [n_expert + 1] */
 } hd_cpu;
-#define HD_CPU_WAVE 64 /* absorbed rows whose queries exist at a time */
+#define HD_CPU_WAVE 64  /* absorbed rows whose queries exist at a time */
+#define HD_CPU_STRIPS 4 /* parts in which a query's values are added up */
 
 static inline int hd_cpu_least(int a, int b) { return a < b ? a : b; }
 static inline size_t hd_cpu_pad(int n) {
@@ -172,23 +172,6 @@ typedef struct hd_cpu_cached {
 } hd_cpu_cached;
 /* out [n_row, ld] */
 void hd_cpu_cache_rows(const hd_cpu_kernels *k, const hd_cpu_cached *s, float *out, size_t ld);
-/* panel [n, HD_CPU_KV_BLOCK]: positions across lanes. Of types with codes, rows [n_row, ld] holds
- * what hd_cpu_cache_rows yields afterwards; of others it is not touched. */
-void hd_cpu_cache_panel(const hd_cpu_kernels *k, const hd_cpu_cached *s, float *rows, size_t ld,
-                        float *panel);
-
-/* ---- attention (attend.c) ---- */
-
-/* Runs t's queries over one block: scores, softmax, weighted values. Blocks come in order. */
-void hd_cpu_attend(const hd_cpu_kernels *k, hd_cpu_scratch *t, const hd_cpu_block *b);
-/* Pointers to the cache rows of the block's positions of a sequence: row[n_t]. */
-void hd_cpu_block_rows(const hd_batch *b, int seq, const hd_cpu_block *block, const void *cache,
-                       size_t row_bytes, const void **row);
-/* Fills c->group with runs of at most n_max rows of one sequence, from list[first..end); returns
- * how many. */
-int hd_cpu_make_groups(hd_cpu *c, const hd_batch *b, const int32_t *list, int first, int end,
-                       int n_max);
-
 hd_status hd_cpu_reserve(void *ctx, const hd_dev_limits *limits);
 void hd_cpu_free_desks(hd_cpu *c);
 hd_status hd_cpu_roofline(void *ctx, hd_dev_roofline *out);

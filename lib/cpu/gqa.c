@@ -1,11 +1,6 @@
-/* Grouped-query attention: projections into the two caches, and attention over their pages.
- *
- * A task is one key head and some rows of a sequence: every query head that reads the key head, so
- * that a block of its keys and values is decoded once for all of them. */
-#include "cpu/cpu.h"
-
-#include <math.h>
-#include <string.h>
+/* Grouped-query attention: projections into the two caches, and attention over their pages
+ * (attend.h): a unit is a key head, its queries those of every head that reads it. */
+#include "cpu/attend.h"
 
 /* ---- q, k, v ---- */
 
@@ -80,78 +75,54 @@ void hd_cpu_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
 
 /* ---- Attention ---- */
 
-typedef struct attn_job {
-    hd_cpu *c;
-    const struct hd_op_gqa_attn *a;
-    int n_part, n_head_each; /* a key head's query heads in n_part tasks of n_head_each */
-} attn_job;
-
-/* Keys (positions across lanes) and values (a position a row) of one head for a block. */
-static void load_block(const attn_job *j, hd_cpu_scratch *t, int seq, int head, hd_cpu_block *b) {
-    const struct hd_op_gqa_attn *a = j->a;
-    const hd_cpu_kernels *k = j->c->k;
-    size_t row_bytes = hd_kv_bytes(&a->kv, 1);
+static void load_head(const hd_cpu_attention *a, hd_cpu_scratch *t, int seq, int head,
+                      hd_cpu_block *b) {
+    const struct hd_op_gqa_attn *op = a->op;
+    size_t row_bytes = hd_kv_bytes(&op->kv, 1);
     hd_cpu_cached s = {
-        .kv = &a->kv, .row = t->w, .n_row = b->n_t, .first = head * a->d_head, .n = a->d_head};
-    hd_cpu_block_rows(a->batch, seq, b, a->keys, row_bytes, t->w);
-    hd_cpu_cache_panel(k, &s, t->rows, b->ldv, t->kt);
-    hd_cpu_block_rows(a->batch, seq, b, a->values, row_bytes, t->w);
-    hd_cpu_cache_rows(k, &s, t->v, b->ldv);
+        .kv = &op->kv, .row = t->ptr, .n_row = b->n_t, .first = head * op->d_head, .n = op->d_head};
+    hd_cpu_block_rows(a->batch, seq, b, op->keys, row_bytes, t->ptr);
+    b->k = hd_cpu_block_floats(a->c->k, &s, t->k, &b->ldk);
+    hd_cpu_block_rows(a->batch, seq, b, op->values, row_bytes, t->ptr);
+    b->v = hd_cpu_block_floats(a->c->k, &s, t->v, &b->ldv);
 }
 
-static void attn_task(void *ctx, int task, int thread) {
-    const attn_job *j = ctx;
-    const struct hd_op_gqa_attn *a = j->a;
-    int part = task % j->n_part, head = task / j->n_part % a->n_head_kv;
-    const hd_cpu_group *g = &j->c->group[task / j->n_part / a->n_head_kv];
-    hd_cpu_scratch *t = &j->c->thread[thread];
-    hd_cpu_queries *q = &t->queries;
-    size_t d = (size_t)a->d_head, ldv = hd_cpu_pad(a->d_head);
-    int n_of_head = a->n_head / a->n_head_kv, first = part * j->n_head_each;
-    int h0 = head * n_of_head + first, h1 = h0 + hd_cpu_least(j->n_head_each, n_of_head - first);
-    q->n = 0;
-    for (int i = g->first; i < g->first + g->n; i++)
-        for (int h = h0; h < h1; h++, q->n++) {
-            int row = j->c->list[0][i];
-            q->q[q->n] = a->q + ((size_t)row * (size_t)a->n_head + (size_t)h) * d;
-            q->acc[q->n] = t->acc + (size_t)q->n * ldv;
-            q->pos[q->n] = a->batch->pos[row];
-            q->m[q->n] = -INFINITY, q->l[q->n] = 0;
-        }
-    int n_pos = q->pos[q->n - 1] + 1;
-    hd_cpu_block b = {.kt = t->kt,
-                      .v = t->v,
-                      .n_key = a->d_head,
-                      .n_v = a->d_head,
-                      .ldv = ldv,
-                      .scale = a->scale};
-    for (; b.t0 < n_pos; b.t0 += HD_CPU_KV_BLOCK) {
-        b.n_t = hd_cpu_least(HD_CPU_KV_BLOCK, n_pos - b.t0);
-        load_block(j, t, g->seq, head, &b);
-        hd_cpu_attend(j->c->k, t, &b);
-    }
-    for (int i = 0; i < q->n; i++) {
-        size_t row = (size_t)j->c->list[0][g->first + i / (h1 - h0)];
-        int h = h0 + i % (h1 - h0);
-        j->c->k->scale(q->acc[i], a->d_head, 1.0f / q->l[i]);
-        memcpy(a->out + (row * (size_t)a->n_head + (size_t)h) * d, q->acc[i], sizeof(float) * d);
-    }
+/* Query head i of those that read a key head. */
+static size_t head_at(const hd_cpu_attention *a, int row, int head, int i) {
+    const struct hd_op_gqa_attn *op = a->op;
+    return ((size_t)row * (size_t)op->n_head + (size_t)(head * a->n_each + i)) * (size_t)op->d_head;
+}
+
+static const float *query(const hd_cpu_attention *a, int row, int head, int i) {
+    const struct hd_op_gqa_attn *op = a->op;
+    return op->q + head_at(a, row, head, i);
+}
+
+static float *out(const hd_cpu_attention *a, int row, int head, int i) {
+    const struct hd_op_gqa_attn *op = a->op;
+    return op->out + head_at(a, row, head, i);
 }
 
 void hd_cpu_gqa_attn(void *ctx, const struct hd_op_gqa_attn *args) {
     hd_cpu *c = ctx;
-    const hd_batch *b = args->batch;
-    HD_ASSERT(b->n_row <= c->limits.n_row && args->n_head % args->n_head_kv == 0);
+    HD_ASSERT(args->batch->n_row <= c->limits.n_row && args->n_head <= c->limits.n_head);
+    HD_ASSERT(args->n_head % args->n_head_kv == 0);
     HD_ASSERT(args->d_head <= c->limits.n_rope && args->d_head <= c->limits.n_v);
-    for (int r = 0; r < b->n_row; r++) c->list[0][r] = r;
-    attn_job j = {.c = c, .a = args};
-    int n_of_head = args->n_head / args->n_head_kv, n_group;
-    j.n_part = (n_of_head + HD_CPU_QUERIES - 1) / HD_CPU_QUERIES;
-    j.n_head_each = (n_of_head + j.n_part - 1) / j.n_part;
-    for (int n_max = HD_CPU_QUERIES / j.n_head_each;; n_max /= 2) {
-        n_group = hd_cpu_make_groups(c, b, c->list[0], 0, b->n_row, n_max);
-        bool is_small = n_max == 1 || n_max * j.n_head_each <= HD_CPU_KV_BLOCK;
-        if (is_small || n_group * args->n_head_kv >= 2 * c->n_thread) break;
-    }
-    hd_pool_run(c->pool, n_group * args->n_head_kv * j.n_part, attn_task, &j);
+    int n_each = args->n_head / args->n_head_kv;
+    int n_row = hd_cpu_list_rows(c, args->batch, -1, 0);
+    hd_cpu_attend(&(hd_cpu_attention){.c = c,
+                                      .batch = args->batch,
+                                      .list = c->list[0],
+                                      .n_row = n_row,
+                                      .n_unit = args->n_head_kv,
+                                      .n_each = n_each,
+                                      .n_row_most = c->n_query / n_each,
+                                      .n_key = args->d_head,
+                                      .n_v = args->d_head,
+                                      .n_chunk = HD_CPU_CHUNK,
+                                      .scale = args->scale,
+                                      .op = args,
+                                      .load = load_head,
+                                      .query = query,
+                                      .out = out});
 }

@@ -58,6 +58,41 @@ typedef struct hd_cpu_qproduct {
     bool is_sum;
 } hd_cpu_qproduct;
 
+/* Attention: c[r*ldc + o] = sum over k of a[r*a_row + k*a_step] * b[o/16*b_panel + k*ldb + o%16],
+ * o < n_lane, which is a multiple of 16. */
+typedef struct hd_cpu_strided {
+    int n_row, n_k, n_lane;
+    const float *a, *b;
+    size_t a_row, a_step, ldb, b_panel;
+    float *c;
+    size_t ldc;
+    bool is_sum;              /* the sum begins with what c holds */
+    const float *keep, *gain; /* [n_row]: c = keep * c + gain * sum; NULL: c = sum */
+    /* Memory that is wanted next, [n_row] pieces of so many bytes: fetched on the side. NULL: none.
+     */
+    const void *const *ahead;
+    size_t ahead_bytes;
+} hd_cpu_strided;
+
+/* The softmax of one block of positions, a query a lane: s[t*lds + q] becomes e^(scale*s - m[q]),
+ * m[q] the largest scale*s and l[q] the sum of the weights, t ascending. */
+typedef struct hd_cpu_weighing {
+    float *s;
+    size_t lds;
+    int n_t, n_lane; /* n_lane: multiple of 16 */
+    float scale;
+    float *m, *l; /* [n_lane] */
+} hd_cpu_weighing;
+
+/* A block's m and l brought into those of the blocks before it; what each side's sums of weighted
+ * values are then multiplied by. */
+typedef struct hd_cpu_merging {
+    int n_lane;   /* multiple of 16 */
+    float *m, *l; /* [n_lane], as all below */
+    const float *block_m, *block_l;
+    float *keep, *gain;
+} hd_cpu_merging;
+
 typedef struct hd_cpu_kernels {
     const char *name, *title; /* option value; for people */
     /* panel[k*ld + o] = element k0+k of row[o], k < n_k; lanes from n_row up to the next multiple
@@ -75,10 +110,11 @@ typedef struct hd_cpu_kernels {
     void (*norm)(const float *x, const float *w, float eps, int n, float *y);
     /* y = silu(g) * u */
     void (*swiglu)(const float *g, const float *u, int n, float *y);
-    /* One block of an online softmax: s[n] (scores, not yet scaled) become weights exp(s - max), *m
-     * and *l the running maximum and sum; returns what earlier sums must be multiplied by. s has
-     * room up to the next multiple of 16. */
-    float (*softmax)(float *s, int n, float scale, float *m, float *l);
+    void (*strided)(const hd_cpu_strided *p);
+    void (*weigh)(const hd_cpu_weighing *w);
+    void (*merge)(const hd_cpu_merging *m);
+    /* x = keep * x + gain * y; n is a multiple of 16. */
+    void (*fold)(float *x, const float *y, int n, float keep, float gain);
     void (*scale)(float *x, int n, float by);
     /* y += by * x; n any. */
     void (*axpy)(const float *x, int n, float by, float *y);

@@ -56,12 +56,6 @@ static inline float v_sum_16(const V v[2]) {
     u = _mm_add_ps(u, _mm_movehl_ps(u, u));
     return _mm_cvtss_f32(_mm_add_ss(u, _mm_movehdup_ps(u)));
 }
-static inline float v_max_16(const V v[2]) {
-    __m256 t = _mm256_max_ps(v[0], v[1]);
-    __m128 u = _mm_max_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
-    u = _mm_max_ps(u, _mm_movehl_ps(u, u));
-    return _mm_cvtss_f32(_mm_max_ss(u, _mm_movehdup_ps(u)));
-}
 
 /* The first and the second of the two BF16 values in each element. */
 static inline V v_low_bf16(V x) {
@@ -199,6 +193,7 @@ static inline __attribute__((always_inline)) void q_tile(const int16_t *const *x
 
 #define TILE_ROWS 6
 #define TILE_PANELS 1
+#define STRIDED_ROWS 6 /* of one panel of 16 lanes */
 #define KERNELS hd_cpu_avx2
 #define KERNELS_NAME "avx2"
 #define KERNELS_TITLE "AVX2 with FMA"

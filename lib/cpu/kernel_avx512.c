@@ -52,12 +52,6 @@ static inline float v_sum_16(const V v[1]) {
     u = _mm_add_ps(u, _mm_movehl_ps(u, u));
     return _mm_cvtss_f32(_mm_add_ss(u, _mm_movehdup_ps(u)));
 }
-static inline float v_max_16(const V v[1]) {
-    __m256 t = _mm256_max_ps(_mm512_castps512_ps256(v[0]), _mm512_extractf32x8_ps(v[0], 1));
-    __m128 u = _mm_max_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
-    u = _mm_max_ps(u, _mm_movehl_ps(u, u));
-    return _mm_cvtss_f32(_mm_max_ss(u, _mm_movehdup_ps(u)));
-}
 
 /* The first and the second of the two BF16 values in each element. */
 static inline V v_low_bf16(V x) {
@@ -230,6 +224,7 @@ static inline __attribute__((always_inline)) void q_tile(const int16_t *const *x
 
 #define TILE_ROWS 6
 #define TILE_PANELS 4
+#define STRIDED_ROWS 16 /* of one panel of 16 lanes */
 #define KERNELS hd_cpu_avx512
 #define KERNELS_NAME "avx512"
 #define KERNELS_TITLE "AVX-512 VNNI"

@@ -83,35 +83,7 @@ static void swiglu(const float *g, const float *u, int n, float *y) {
     __builtin_memcpy(y + i, a, tail);
 }
 
-static float softmax(float *s, int n, float scale, float *m, float *l) {
-    int n_pad = (n + HD_CPU_LANES - 1) / HD_CPU_LANES * HD_CPU_LANES;
-    for (int i = n; i < n_pad; i++) s[i] = -__builtin_inff();
-    float top = *m;
-    V best[VP], acc[VP];
-    UNROLL for (int v = 0; v < VP; v++) best[v] = v_set(top);
-    for (int i = 0; i < n_pad; i += HD_CPU_LANES) {
-        UNROLL for (int v = 0; v < VP; v++) {
-            V e = v_load(s + i + v * VN) * v_set(scale);
-            v_store(s + i + v * VN, e);
-            best[v] = v_max(e, best[v]); /* passes over NaN */
-        }
-    }
-    top = v_max_16(best);
-    /* exp(-inf - -inf) is NaN: only when nothing finite was seen, and then there is no answer. */
-    V peak = v_set(top);
-    UNROLL for (int v = 0; v < VP; v++) acc[v] = v_set(0);
-    for (int i = 0; i < n_pad; i += HD_CPU_LANES) {
-        UNROLL for (int v = 0; v < VP; v++) {
-            V e = v_exp(v_load(s + i + v * VN) - peak);
-            v_store(s + i + v * VN, e);
-            acc[v] = acc[v] + e;
-        }
-    }
-    float keep = v_exp(v_set(*m) - peak)[0];
-    *l = *l * keep + v_sum_16(acc);
-    *m = top;
-    return keep;
-}
+#include "cpu/kernel_attn.h"
 
 static void scale(float *x, int n, float by) {
     int i = 0;
@@ -224,7 +196,10 @@ const hd_cpu_kernels KERNELS = {
     .quantise = quantise,
     .norm = norm,
     .swiglu = swiglu,
-    .softmax = softmax,
+    .strided = strided,
+    .weigh = weigh,
+    .merge = merge,
+    .fold = fold,
     .scale = scale,
     .axpy = axpy,
     .rope = rope,

@@ -71,11 +71,6 @@ static inline float v_sum_16(const V v[4]) {
     V t = (v[0] + v[2]) + (v[1] + v[3]);
     return (t[0] + t[2]) + (t[1] + t[3]);
 }
-static inline float v_max_16(const V v[4]) {
-    V t = v_max(v_max(v[0], v[2]), v_max(v[1], v[3]));
-    float a = t[0] > t[1] ? t[0] : t[1], b = t[2] > t[3] ? t[2] : t[3];
-    return a > b ? a : b;
-}
 
 /* The first and the second of the two BF16 values in each element. */
 static inline V v_low_bf16(V x) { return (V)((VW)x << 16); }
@@ -162,6 +157,7 @@ static inline __attribute__((always_inline)) void q_tile(const int16_t *const *x
 
 #define TILE_ROWS 2
 #define TILE_PANELS 1
+#define STRIDED_ROWS 2 /* of one panel of 16 lanes */
 #define KERNELS hd_cpu_scalar
 #define KERNELS_NAME "scalar"
 #define KERNELS_TITLE "portable C"

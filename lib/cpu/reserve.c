@@ -4,6 +4,10 @@
 
 #include "base/mem.h"
 
+/* Sums of queries over chunks, up to 2 KiB each, that wait to be added up: 16 heads over 64 K
+ * positions, or 512 queries that share a prefix over 16 chunks at a time. */
+enum { SLOTS = 8192, SLOTS_EACH = 256 };
+
 /* base NULL: only counting. */
 typedef struct cut {
     char *base;
@@ -20,9 +24,21 @@ static float *take_f(cut *k, size_t n) { return take(k, n, sizeof(float)); }
 
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
 
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+/* Most queries of an attention task: of expanded or grouped-query attention, of latent one. */
+static size_t n_query(const hd_dev_limits *l, size_t cap) {
+    size_t n_head = (size_t)l->n_head;
+    return most(n_head, least((size_t)l->n_row * n_head, cap));
+}
+
 static void lay_out_thread(cut *k, const hd_dev_limits *l, hd_cpu_scratch *t) {
     size_t n_c = (size_t)l->n_c, n_nope = (size_t)l->n_nope, n_rope = (size_t)l->n_rope;
     size_t n_ptr = most(HD_CPU_ROWS, most(n_nope, hd_cpu_pad(l->n_v)));
+    size_t n_q = n_query(l, HD_CPU_QUERIES), n_latent = n_query(l, HD_CPU_LATENT_QUERIES);
+    size_t n_sum = most(n_q * hd_cpu_pad(l->n_v), n_latent * hd_cpu_pad(l->n_c));
+    size_t pad_q = hd_cpu_pad((int)n_q), pad_latent = hd_cpu_pad((int)n_latent);
+    size_t n_qt = most(pad_q * (n_nope + n_rope), pad_latent * (n_c + n_rope));
     size_t block = HD_CPU_KV_BLOCK;
     *t = (hd_cpu_scratch){
         .panel = take_f(k, (size_t)HD_CPU_KDECODE * HD_CPU_STRIP),
@@ -34,19 +50,19 @@ static void lay_out_thread(cut *k, const hd_dev_limits *l, hd_cpu_scratch *t) {
         .c_row = take(k, n_ptr, sizeof *t->c_row),
         .q_row = take(k, HD_CPU_ROWS, sizeof *t->q_row),
         .w = take(k, n_ptr, sizeof *t->w),
-        .ct = take_f(k, (n_c + n_rope) * block),
+        .ptr = take(k, most(n_q, block), sizeof *t->ptr),
+        .pos = take(k, n_q, sizeof *t->pos),
+        .qt = take_f(k, n_qt),
         .rows = take_f(k, block * hd_cpu_pad(l->n_c + l->n_rope)),
-        .kt = take_f(k, (n_nope + n_rope) * block),
+        .k = take_f(k, block * hd_cpu_pad(l->n_nope + l->n_rope)),
         .v = take_f(k, block * hd_cpu_pad(l->n_v)),
-        .kb = take_f(k, n_c * n_nope),
+        .kb = take_f(k, n_c * hd_cpu_pad(l->n_nope)),
         .vb = take_f(k, n_c * hd_cpu_pad(l->n_v)),
-        .s = take_f(k, HD_CPU_QCHUNK * block),
-        .acc = take_f(k, HD_CPU_QUERIES * hd_cpu_pad(l->n_v)),
-        .queries = {.q = take(k, HD_CPU_QUERIES, sizeof *t->queries.q),
-                    .acc = take(k, HD_CPU_QUERIES, sizeof *t->queries.acc),
-                    .m = take_f(k, HD_CPU_QUERIES),
-                    .l = take_f(k, HD_CPU_QUERIES),
-                    .pos = take(k, HD_CPU_QUERIES, sizeof *t->queries.pos)},
+        .s = take_f(k, block * HD_CPU_QCHUNK),
+        .ragged = take_f(k, HD_CPU_QCHUNK * most(hd_cpu_pad(l->n_c), hd_cpu_pad(l->n_v))),
+        .m = {take_f(k, n_q), take_f(k, n_q)},
+        .l = {take_f(k, n_q), take_f(k, n_q)},
+        .acc = {take_f(k, n_sum), take_f(k, n_sum)},
     };
 }
 
@@ -78,7 +94,15 @@ static void lay_out(cut *k, hd_cpu *c, const hd_dev_limits *l) {
     c->q_abs = take_f(k, n_wave * n_head * width);
     c->u = take_f(k, n_wave * n_head * hd_cpu_pad(l->n_c));
     for (int i = 0; i < 2; i++) c->list[i] = take(k, n_row, sizeof *c->list[i]);
+    c->wave_at = take(k, n_row, sizeof *c->wave_at);
     c->group = take(k, n_row, sizeof *c->group);
+    c->seq = take(k, (size_t)l->n_seq, sizeof *c->seq);
+    c->n_query = (int)n_query(l, HD_CPU_QUERIES);
+    c->n_slot = c->n_thread > 1 ? SLOTS + SLOTS_EACH * c->n_thread : 0;
+    size_t n_slot = (size_t)c->n_slot;
+    c->slot = take_f(k, n_slot * most(hd_cpu_pad(l->n_c), hd_cpu_pad(l->n_v)));
+    c->slot_m = take_f(k, (1 + HD_CPU_STRIPS) * n_slot);
+    c->slot_l = take_f(k, (1 + HD_CPU_STRIPS) * n_slot);
     c->moe_row = take(k, n_pick, sizeof *c->moe_row);
     c->moe_slot = take(k, n_pick, sizeof *c->moe_slot);
     c->moe_weight = take_f(k, n_pick);

@@ -117,36 +117,169 @@ static void silu_is_accurate(void **state) {
     }
 }
 
+/* Blocks of 64, each with its own maximum, merged one by one: the weights of all of them, and what
+ * fold makes of sums of weighted ones. */
 static void softmax_in_blocks(void **state) {
     (void)state;
+    enum { Q = 16, MOST = 200 };
     const hd_cpu_kernels *k[3];
     int n = kernels(k);
     for (int i = 0; i < n; i++) {
-        for (int len = 1; len <= 200; len += 13) {
-            size_t room = (size_t)(len + 15) / 16 * 16;
-            float *s = test_floats(room, 30), *p = test_copy(s, room);
-            float m = -INFINITY, l = 0, keep[4];
-            int n_block = 0;
-            for (int t = 0; t < len; t += 64, n_block++)
-                keep[n_block] = k[i]->softmax(p + t, len - t < 64 ? len - t : 64, 0.7f, &m, &l);
-            double top = -INFINITY, sum = 0;
-            for (int t = 0; t < len; t++) top = fmax(top, (double)(s[t] * 0.7f));
-            for (int t = 0; t < len; t++) sum += exp((double)(s[t] * 0.7f) - top);
-            assert_true((double)m == top && fabs((double)l / sum - 1) < 1e-6);
-            for (int t = 0; t < len; t++) {
-                double found = (double)p[t];
-                for (int b = t / 64 + 1; b < n_block; b++) found *= (double)keep[b];
-                double expected = exp((double)(s[t] * 0.7f) - top);
+        for (int len = 1; len <= MOST; len += 13) {
+            float *s = test_floats((size_t)len * Q, 30), *p = test_copy(s, (size_t)len * Q);
+            float m[2][Q], l[2][Q], keep[Q], gain[Q], sum[Q][Q], part[Q];
+            for (int t = 0; t < len; t += 64) {
+                int n_t = len - t < 64 ? len - t : 64, now = t > 0;
+                k[i]->weigh(&(hd_cpu_weighing){.s = p + t * Q,
+                                               .lds = Q,
+                                               .n_t = n_t,
+                                               .n_lane = Q,
+                                               .scale = 0.7f,
+                                               .m = m[now],
+                                               .l = l[now]});
+                if (now)
+                    k[i]->merge(&(hd_cpu_merging){.n_lane = Q,
+                                                  .m = m[0],
+                                                  .l = l[0],
+                                                  .block_m = m[1],
+                                                  .block_l = l[1],
+                                                  .keep = keep,
+                                                  .gain = gain});
+                for (int q = 0; q < Q; q++) {
+                    for (int o = 0; o < Q; o++) part[o] = 0;
+                    for (int j = t; j < t + n_t; j++) part[j % Q] += p[j * Q + q];
+                    if (now)
+                        k[i]->fold(sum[q], part, Q, keep[q], gain[q]);
+                    else
+                        memcpy(sum[q], part, sizeof part);
+                }
+            }
+            for (int q = 0; q < Q; q++) {
+                double top = -INFINITY, all = 0, by[Q] = {0};
+                for (int t = 0; t < len; t++) top = fmax(top, (double)(s[t * Q + q] * 0.7f));
+                for (int t = 0; t < len; t++) {
+                    double e = exp((double)(s[t * Q + q] * 0.7f) - top);
+                    all += e, by[t % Q] += e;
+                }
+                assert_true((double)m[0][q] == top && fabs((double)l[0][q] / all - 1) < 1e-6);
                 /* s - max of up to 42 is rounded to 2e-6 before the exponential sees it */
-                assert_true(fabs(found - expected) <= 5e-6 * expected + 1e-30);
+                for (int o = 0; o < Q; o++)
+                    assert_true(fabs((double)sum[q][o] - by[o]) <= 5e-6 * by[o] + 1e-30);
             }
             free(s);
             free(p);
         }
-        float bad[16] = {1, NAN, 2}, m = -INFINITY, l = 0;
-        k[i]->softmax(bad, 3, 1, &m, &l);
-        assert_true(isnan(l));
+        float bad[3 * Q], m[Q], l[Q];
+        for (int j = 0; j < 3 * Q; j++) bad[j] = j == Q + 5 ? NAN : (float)j;
+        k[i]->weigh(&(hd_cpu_weighing){
+            .s = bad, .lds = Q, .n_t = 3, .n_lane = Q, .scale = 1, .m = m, .l = l});
+        for (int q = 0; q < Q; q++) assert_true(isnan(l[q]) == (q == 5));
     }
+}
+
+/* e^x of the weights: within 2 units in the last place of every x from -87 to 0, then down to 0. */
+static void weights_are_accurate(void **state) {
+    (void)state;
+    enum { N = 87 * 4096 };
+    const hd_cpu_kernels *k[3];
+    int n = kernels(k);
+    for (int i = 0; i < n; i++) {
+        for (int at = 0; at < N; at += 8) {
+            float s[2 * 16] = {0}, x[8], m[16], l[16];
+            for (int j = 0; j < 8; j++) s[16 + j] = x[j] = -(float)(at + j) / 4096.0f;
+            k[i]->weigh(&(hd_cpu_weighing){
+                .s = s, .lds = 16, .n_t = 2, .n_lane = 16, .scale = 1, .m = m, .l = l});
+            for (int j = 0; j < 8; j++) {
+                double expected = exp((double)x[j]);
+                float near = (float)expected, ulp = nextafterf(near, 1) - near;
+                if (!(fabs((double)s[16 + j] - expected) <= 2 * (double)ulp))
+                    fail_msg("%s: exp(%.9g): expected %.9g, found %.9g", k[i]->name, (double)x[j],
+                             expected, (double)s[16 + j]);
+            }
+        }
+        float s[2 * 16] = {0}, m[16], l[16];
+        s[16] = -INFINITY, s[17] = -1000;
+        k[i]->weigh(&(hd_cpu_weighing){
+            .s = s, .lds = 16, .n_t = 2, .n_lane = 16, .scale = 1, .m = m, .l = l});
+        assert_true(s[16] == 0 && s[17] == 0 && l[0] == 1);
+    }
+}
+
+/* Every number of rows and of panels, both strides, the three ways to end: the same as one multiply
+ * and add after the other. */
+enum { S_ROWS = 37, S_K = 229, S_LANES = 80 };
+
+typedef struct strided_case {
+    const float *a, *b, *c, *keep, *gain;
+    bool is_across; /* a is [S_K, S_ROWS] */
+    int way;        /* 0: c = sum; 1: the sum begins with c; 2: folded */
+} strided_case;
+
+static void expect_strided(const strided_case *s, bool is_fused, float *out) {
+    for (int r = 0; r < S_ROWS; r++)
+        for (int o = 0; o < S_LANES; o++) {
+            float was = s->c[r * S_LANES + o], sum = s->way == 1 ? was : 0;
+            for (int j = 0; j < S_K; j++) {
+                float x = s->a[s->is_across ? j * S_ROWS + r : r * S_K + j];
+                float y = s->b[j * S_LANES + o];
+                sum = is_fused ? fmaf(x, y, sum) : x * y + sum;
+            }
+            float kept = was * s->keep[r], gain = s->gain[r];
+            if (s->way == 2) sum = is_fused ? fmaf(sum, gain, kept) : sum * gain + kept;
+            out[r * S_LANES + o] = sum;
+        }
+}
+
+static void check_strided(const hd_cpu_kernels *k, const strided_case *s) {
+    float *expected = test_copy(s->c, S_ROWS * S_LANES);
+    expect_strided(s, k != &hd_cpu_scalar, expected);
+    for (int n_row = 1; n_row <= S_ROWS; n_row++)
+        for (int n_lane = 16; n_lane <= S_LANES; n_lane += 16) {
+            float *c = test_copy(s->c, S_ROWS * S_LANES);
+            k->strided(&(hd_cpu_strided){.n_row = n_row,
+                                         .n_k = S_K,
+                                         .n_lane = n_lane,
+                                         .a = s->a,
+                                         .b = s->b,
+                                         .a_row = s->is_across ? 1 : S_K,
+                                         .a_step = s->is_across ? S_ROWS : 1,
+                                         .ldb = S_LANES,
+                                         .b_panel = 16,
+                                         .c = c,
+                                         .ldc = S_LANES,
+                                         .is_sum = s->way == 1,
+                                         .keep = s->way == 2 ? s->keep : NULL,
+                                         .gain = s->gain});
+            for (int at = 0; at < S_ROWS * S_LANES; at++) {
+                bool is_in = at / S_LANES < n_row && at % S_LANES < n_lane;
+                assert_true(c[at] == (is_in ? expected : s->c)[at]);
+            }
+            free(c);
+        }
+    free(expected);
+}
+
+static void strided_products(void **state) {
+    (void)state;
+    const hd_cpu_kernels *k[3];
+    int n = kernels(k);
+    float *a = test_floats(S_ROWS * S_K, 1), *b = test_floats(S_K * S_LANES, 1);
+    float *c = test_floats(S_ROWS * S_LANES, 1), *keep = test_floats(S_ROWS, 1);
+    float *gain = test_floats(S_ROWS, 1);
+    for (int i = 0; i < n; i++)
+        for (int at = 0; at < 6; at++)
+            check_strided(k[i], &(strided_case){.a = a,
+                                                .b = b,
+                                                .c = c,
+                                                .keep = keep,
+                                                .gain = gain,
+                                                .is_across = at % 2 == 1,
+                                                .way = at / 2});
+    free(a);
+    free(b);
+    free(c);
+    free(keep);
+    free(gain);
 }
 
 /* Q8_0 at its extremes: weights of -128 and activations of -127 and 127 in every place. */
@@ -249,6 +382,8 @@ int main(void) {
         cmocka_unit_test(cache_groups_are_the_reference),
         cmocka_unit_test(silu_is_accurate),
         cmocka_unit_test(softmax_in_blocks),
+        cmocka_unit_test(weights_are_accurate),
+        cmocka_unit_test(strided_products),
         cmocka_unit_test(integer_products_do_not_saturate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

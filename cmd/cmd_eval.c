@@ -46,7 +46,7 @@ hd_status hd_eval_read(const char *path, const char *list, json_t **root) {
     HD_TRY(s);
     const json_t *found = json_object_get(*root, list);
     if (json_array_size(found) > 0) return HD_OK;
-    s = HD_FAIL(INVALID, "%s: %s: expected a list that is not empty, found %s", path, list,
+    s = HD_FAIL(CORRUPT, "%s: %s: expected a list that is not empty, found %s", path, list,
                 hd_json_found(found));
     json_decref(*root);
     return s;

@@ -188,9 +188,9 @@ static int run_server(const struct hd_command *c, const struct hd_options *o,
     pthread_join(thread, NULL);
     if (l.status != HD_OK) {
         hd_fail(l.status, "%s", l.error);
-        hd_command_error(c);
+        int rc = hd_command_error(c);
         hd_server_stop(s);
-        return 1;
+        return rc;
     }
     hd_server_set_engine(s, l.engine);
     say_ready(o, l.engine, hd_server_port(s));
@@ -243,11 +243,11 @@ static int run(const struct hd_options *o, int n_arg, char **arg) {
     keys k = {.arena = hd_arena_new(4096)};
     hd_service_target target[HD_SERVICE_COUNT] = {0};
     hd_server *s = NULL;
-    int rc = 1;
+    int rc;
     if (collect_keys(o, &k) != HD_OK || hd_service_targets_from(o, target) != HD_OK ||
         open_server(o, &k, &s) != HD_OK ||
         (o->port_file && write_port_file(o->port_file, hd_server_port(s)) != HD_OK)) {
-        hd_command_error(c);
+        rc = hd_command_error(c);
         if (s) hd_server_stop(s);
     } else {
         char url[512];

@@ -1,8 +1,9 @@
 /* A subcommand: one file cmd_<name>.c, one row in commands.def, its options as rows in options.def.
  *
  * main.c parses the options (default < --config file < HADAL_* environment < flag), sets the log,
- * and calls run with the positional arguments. run returns the exit code: 0 done, 1 failed (after
- * saying why through hd_command_error), 2 wrong usage. */
+ * and calls run with the positional arguments. run returns the exit code: 0 done, 1 failed, 2 wrong
+ * usage, however late it is found: what an option or an argument says, or the file it names, is
+ * nothing that the command can work with (HD_E_INVALID). Both are told by hd_command_error. */
 #ifndef HD_CMD_COMMAND_H
 #define HD_CMD_COMMAND_H
 
@@ -38,7 +39,7 @@ struct hd_command {
 #include "cmd/commands.def"
 #undef HD_COMMAND
 
-/* Prints "hadal NAME: " and this thread's error text to stderr; returns 1. */
+/* Prints "hadal NAME: " and this thread's error text to stderr; returns the exit code. */
 int hd_command_error(const struct hd_command *c);
 /* Prints what is wrong with the usage and how to get help; returns 2. */
 int hd_command_usage(const struct hd_command *c, const char *fmt, ...) HD_PRINTF(2, 3);

@@ -55,7 +55,7 @@ static uint64_t hash_row(const float *p, int n) { /* FNV-1a */
 /* ---- reading ---- */
 
 static hd_status bad(const char *path, size_t ix, const char *what) {
-    return HD_FAIL(INVALID, "%s: case %zu: %s", path, ix, what);
+    return HD_FAIL(CORRUPT, "%s: case %zu: %s", path, ix, what);
 }
 
 static int32_t *int_array(const json_t *a, int n_vocab, int *n) {

@@ -109,11 +109,11 @@ static hd_status check_ids(const struct golden *g, int ix, const char *key) {
     const json_t *list = json_object_get(json_array_get(g->prompts, (size_t)ix), key), *v;
     size_t i;
     if (list && !json_is_array(list))
-        return HD_FAIL(INVALID, "%s: prompts[%d].%s: expected a list of token ids, found %s",
+        return HD_FAIL(CORRUPT, "%s: prompts[%d].%s: expected a list of token ids, found %s",
                        g->path, ix, key, hd_json_found(list));
     json_array_foreach(list, i, v) {
         if (is_id(g, v)) continue;
-        return HD_FAIL(INVALID, "%s: prompts[%d].%s[%zu]: expected a token id below %d, found %s",
+        return HD_FAIL(CORRUPT, "%s: prompts[%d].%s[%zu]: expected a token id below %d, found %s",
                        g->path, ix, key, i, g->e->hp.n_vocab, hd_json_found(v));
     }
     return HD_OK;
@@ -127,14 +127,14 @@ static hd_status check_prompt(const struct golden *g, int ix) {
     HD_TRY(check_ids(g, ix, "ids"));
     HD_TRY(check_ids(g, ix, "greedy"));
     if (size_of(prompt, "ids") < 1)
-        return HD_FAIL(INVALID, "%s: prompts[%d].ids: expected at least one, found none", g->path,
+        return HD_FAIL(CORRUPT, "%s: prompts[%d].ids: expected at least one, found none", g->path,
                        ix);
     if (top && (!json_is_array(top) || json_array_size(top) > N_TOP_MAX))
-        return HD_FAIL(INVALID, "%s: prompts[%d].top: expected a list of at most %d, found %s",
+        return HD_FAIL(CORRUPT, "%s: prompts[%d].top: expected a list of at most %d, found %s",
                        g->path, ix, N_TOP_MAX, hd_json_found(top));
     json_array_foreach(top, i, pair) {
         if (is_id(g, json_array_get(pair, 0)) && json_is_number(json_array_get(pair, 1))) continue;
-        return HD_FAIL(INVALID,
+        return HD_FAIL(CORRUPT,
                        "%s: prompts[%d].top[%zu]: expected [token id below %d, logit], found %s",
                        g->path, ix, i, g->e->hp.n_vocab, hd_json_found(pair));
     }

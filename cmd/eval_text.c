@@ -163,7 +163,7 @@ static hd_status create_save(struct text_run *r, const struct logits_head *own) 
         size_t n = f ? fread(magic, 1, sizeof magic, f) : 0;
         if (f) fclose(f);
         if (n > 0 && memcmp(magic, own->magic, sizeof magic) != 0)
-            return HD_FAIL(INVALID, "%s: exists, and holds no saved logits: it is not replaced",
+            return HD_FAIL(CORRUPT, "%s: exists, and holds no saved logits: it is not replaced",
                            path);
     }
     HD_TRY(hd_output_create(path, &r->save_as, &r->save));
@@ -177,10 +177,10 @@ static hd_status open_against(struct text_run *r, const struct logits_head *own)
     if (r->against < 0) return HD_FAIL(IO, "%s: %s", path, strerror(errno));
     HD_TRY(read_at(r, &found, sizeof found, 0));
     if (memcmp(own->magic, found.magic, sizeof found.magic) != 0)
-        return HD_FAIL(INVALID, "%s: expected logits kept by --save-logits, found another file",
+        return HD_FAIL(CORRUPT, "%s: expected logits kept by --save-logits, found another file",
                        path);
     if (memcmp(own, &found, sizeof found) != 0)
-        return HD_FAIL(INVALID,
+        return HD_FAIL(CORRUPT,
                        "%s: of another text or setting (expected %u tokens, context %u, stride "
                        "%u, vocabulary %u; found %u, %u, %u, %u)",
                        path, own->n_tok, own->context, own->stride, own->n_vocab, found.n_tok,
@@ -242,7 +242,7 @@ static hd_status check_imatrix_target(const char *path) {
     if (is_there && stat(path, &st) == 0 && st.st_size > 0) {
         hd_imatrix *old;
         if (hd_imatrix_open(path, &old) != HD_OK)
-            return HD_FAIL(INVALID, "%s: exists, and is no importance matrix: it is not replaced",
+            return HD_FAIL(CORRUPT, "%s: exists, and is no importance matrix: it is not replaced",
                            path);
         hd_imatrix_close(old);
     }

@@ -49,9 +49,14 @@ static const char *const env_ignored[] = {"HADAL_SERVICE_*",
                                           "HADAL_BIN",
                                           NULL};
 
+static int wrong_usage(const struct hd_command *c) {
+    fprintf(stderr, "Usage: hadal %s %s\nTry 'hadal %s --help'.\n", c->name, c->usage, c->name);
+    return 2;
+}
+
 int hd_command_error(const struct hd_command *c) {
     fprintf(stderr, "hadal %s: %s\n", c->name, hd_error_text());
-    return 1;
+    return hd_error_status() == HD_E_INVALID ? wrong_usage(c) : 1;
 }
 
 int hd_command_usage(const struct hd_command *c, const char *fmt, ...) {
@@ -60,8 +65,8 @@ int hd_command_usage(const struct hd_command *c, const char *fmt, ...) {
     va_start(ap, fmt);
     vfprintf(stderr, fmt, ap);
     va_end(ap);
-    fprintf(stderr, "\nUsage: hadal %s %s\nTry 'hadal %s --help'.\n", c->name, c->usage, c->name);
-    return 2;
+    fprintf(stderr, "\n");
+    return wrong_usage(c);
 }
 
 static void print_overview(FILE *to) {
@@ -170,8 +175,7 @@ int main(int argc, char **argv) {
     if (wants_help(n_arg, arg)) {
         print_help(c, &table);
     } else if (read_options(&table, &o, &n_arg, arg) != HD_OK) {
-        hd_command_error(c);
-        rc = 2;
+        rc = hd_command_error(c);
     } else {
         set_log(c, &o);
         rc = c->run(&o, n_arg, arg);

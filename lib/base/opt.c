@@ -416,12 +416,12 @@ hd_status hd_opt_read_args(const hd_opt_table *t, void *options, int *n_arg, cha
 static void help_row(const hd_opt_row *r, hd_buf *out) {
     char left[128], tail[160] = "";
     char letter[5] = {'-', r->letter, ',', ' ', 0};
-    snprintf(left, sizeof left, "  %s--%s%s%s", r->letter ? letter : "    ", r->flag,
-             r->kind == HD_OPT_BOOL ? "" : " ", r->kind == HD_OPT_BOOL ? "" : r->placeholder);
+    bool is_bool = r->kind == HD_OPT_BOOL;
+    snprintf(left, sizeof left, "  %s--%s%s%s%s", r->letter ? letter : "    ",
+             is_bool ? "[no-]" : "", r->flag, is_bool ? "" : " ", r->placeholder);
     if (r->choices) snprintf(tail, sizeof tail, " [%s]", r->choices);
     hd_buf_addf(out, "%-42s %s%s", left, r->help, tail);
-    if (r->initial && r->initial[0] &&
-        !(r->kind == HD_OPT_BOOL && strcmp(r->initial, "false") == 0))
+    if (r->initial && r->initial[0] && !(is_bool && strcmp(r->initial, "false") == 0))
         hd_buf_addf(out, " (default %s)", r->initial);
     hd_buf_add_c(out, "\n");
 }

@@ -17,6 +17,7 @@ static const struct {
 };
 
 static _Thread_local char error_text[512];
+static _Thread_local hd_status error_status;
 
 static hd_status known(hd_status s) { return (unsigned)s < HD_STATUS_COUNT ? s : HD_E_INTERNAL; }
 
@@ -32,7 +33,7 @@ hd_status hd_fail(hd_status s, const char *fmt, ...) {
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     memcpy(error_text, text, sizeof text);
-    return s;
+    return error_status = s;
 }
 
 hd_status hd_fail_context(hd_status s, const char *fmt, ...) {
@@ -44,10 +45,11 @@ hd_status hd_fail_context(hd_status s, const char *fmt, ...) {
     if (n >= 0 && (size_t)n < sizeof text - 3)
         snprintf(text + n, sizeof text - (size_t)n, ": %s", error_text);
     memcpy(error_text, text, sizeof text);
-    return s;
+    return error_status = s;
 }
 
 const char *hd_error_text(void) { return error_text; }
+hd_status hd_error_status(void) { return error_status; }
 
 void hd_assert_fail(const char *expr, const char *file, int line) {
     fprintf(stderr, "hadal: assertion failed: %s (%s:%d)\n", expr, file, line);

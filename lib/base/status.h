@@ -34,6 +34,8 @@ hd_status hd_fail(hd_status s, const char *fmt, ...) HD_PRINTF(2, 3);
 hd_status hd_fail_context(hd_status s, const char *fmt, ...) HD_PRINTF(2, 3);
 /* This thread's last error text; valid until the next hd_fail on this thread. Never NULL. */
 const char *hd_error_text(void);
+/* Its code; HD_OK: there was none. */
+hd_status hd_error_status(void);
 
 /* Tells the compiler that a failure is one, so that it knows what HD_TRY lets pass to be set. */
 static inline hd_status hd_status_failed(hd_status s) {

@@ -322,5 +322,5 @@ hd_status hd_checkpoint_expect_hash(const hd_checkpoint *c, const char *expected
         return HD_FAIL(INVALID, "expected hash: expected 32 hex digits, found \"%s\"",
                        hd_show(hd_str_of(expected)));
     if (strcasecmp(expected, found) == 0) return HD_OK;
-    return HD_FAIL(INVALID, "%s: content hash: expected %s, found %s", c->path, expected, found);
+    return HD_FAIL(CORRUPT, "%s: content hash: expected %s, found %s", c->path, expected, found);
 }

@@ -55,7 +55,8 @@ HD_MUST_CHECK hd_status hd_checkpoint_file(const hd_checkpoint *c, const char *n
 void hd_checkpoint_hash(const hd_checkpoint *c, char out[33],
                         void (*on_progress)(void *user, uint64_t done, uint64_t all), void *user);
 
-/* HD_E_INVALID unless expected (any case) is the hash that was found; the text has both. */
+/* HD_E_CORRUPT unless expected (any case) is the hash that was found; the text has both.
+ * HD_E_INVALID: it is no hash. */
 HD_MUST_CHECK hd_status hd_checkpoint_expect_hash(const hd_checkpoint *c, const char *expected,
                                                   const char *found);
 

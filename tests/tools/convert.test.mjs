@@ -70,12 +70,12 @@ test('tokenizer, template and sampling go along, from GGUF to GGUF too', () => {
 
 test('an existing target is kept unless --force says otherwise', () => {
   writeFileSync(to('kept.gguf'), 'precious');
-  refuse(1, /kept\.gguf: exists already \(--force replaces it\)/, 'convert', v3, to('kept.gguf'));
+  refuse(2, /kept\.gguf: exists already \(--force replaces it\)/, 'convert', v3, to('kept.gguf'));
   assert.equal(readFileSync(to('kept.gguf'), 'utf8'), 'precious');
   done('convert', v3, to('kept.gguf'), '--force');
   assert.equal(readFileSync(to('kept.gguf')).subarray(0, 4).toString(), 'GGUF');
   mkdirSync(to('folder'));
-  refuse(1, /folder: expected the name of a file, found a folder/, 'convert', v3, to('folder'), '--force');
+  refuse(2, /folder: expected the name of a file, found a folder/, 'convert', v3, to('folder'), '--force');
 });
 
 test('what is read is never replaced, by any name, --force or not', () => {
@@ -87,12 +87,12 @@ test('what is read is never replaced, by any name, --force or not', () => {
   const bytes = readFileSync(to('own.gguf'));
   for (const name of ['own.gguf', '../' + path.basename(folder) + '/own.gguf', 'hard.gguf', 'soft.gguf'])
     for (const force of [[], ['--force']]) {
-      refuse(1, /expected another file than what is read, found .*own\.gguf itself/, 'convert', to('own.gguf'), folder + '/' + name, ...force);
-      refuse(1, /expected another file than what is read/, 'quantize', '--type', 'q4_0', to('own.gguf'), folder + '/' + name, ...force);
+      refuse(2, /expected another file than what is read, found .*own\.gguf itself/, 'convert', to('own.gguf'), folder + '/' + name, ...force);
+      refuse(2, /expected another file than what is read/, 'quantize', '--type', 'q4_0', to('own.gguf'), folder + '/' + name, ...force);
     }
   assert.ok(bytes.equals(readFileSync(to('own.gguf'))));
   for (const name of ['model.safetensors', 'config.json'])
-    refuse(1, new RegExp(`source/${name}: expected another file`), 'convert', copy, path.join(copy, name), '--force');
+    refuse(2, new RegExp(`source/${name}: expected another file`), 'convert', copy, path.join(copy, name), '--force');
   done('convert', copy, path.join(copy, 'model.gguf'));
   done('convert', copy, path.join(copy, 'model.gguf'), '--force');
 });
@@ -184,7 +184,7 @@ test('inspect shows the embedded model', () => {
   const { rank } = look('--tensor-parallel-size', '4', '--enable-expert-parallel', '--no-hash');
   assert.equal(rank.of, 4);
   assert.equal(rank.weight_bytes < j.weights.bytes / 2 && rank.weight_bytes > j.weights.bytes / 4, true);
-  refuse(1, /7 ranks: 8 attention heads do not divide/, 'inspect', '--no-hash', '--tensor-parallel-size', '7');
+  refuse(2, /7 ranks: 8 attention heads do not divide/, 'inspect', '--no-hash', '--tensor-parallel-size', '7');
 });
 
 // The nearest E4M3 code of a number up to 448.
@@ -259,7 +259,7 @@ test('a model of another content hash is refused with both', () => {
   for (const command of commands)
     refuse(1, new RegExp(`v3: content hash: expected ${other}, found ${hash}$`, 'm'), ...command,
       '--expect-hash', other);
-  refuse(1, /expected 32 hex digits, found "12"/, 'inspect', v3, '--expect-hash', '12');
+  refuse(2, /expected 32 hex digits, found "12"/, 'inspect', v3, '--expect-hash', '12');
   done('inspect', v3, '--no-hash', '--expect-hash', hash.toUpperCase());
   done('eval', v3, '--plan', '--expect-hash', hash);
 });

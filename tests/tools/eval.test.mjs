@@ -89,7 +89,7 @@ test('mini: perplexity, and divergence from kept logits', () => {
   const apart = evaluate(...text, '--stride', '127').perplexity;
   assert.ok(apart.nll > first.nll && apart.nll < 1.2 * first.nll);
   refuse(1, /another text or setting.*stride 32/, ...text, '--against', logits, '--stride', '32');
-  refuse(1, /stride 128: expected 1 <= stride < context/, ...text, '--stride', '128');
+  refuse(2, /stride 128: expected 1 <= stride < context/, ...text, '--stride', '128');
 });
 
 test('kept logits are whole or not there, and replace nothing but logits', async () => {
@@ -101,7 +101,7 @@ test('kept logits are whole or not there, and replace nothing but logits', async
   refuse(1, /precious: exists, and holds no saved logits/, ...text, '--save-logits', other);
   refuse(1, /precious: expected logits up to byte 32, found its end at 8/, ...text, '--against', other);
   refuse(1, /heldout\.txt: expected logits kept by --save-logits/, ...text, '--against', at('mini/heldout.txt'));
-  refuse(1, /expected a regular file/, ...text, '--save-logits', '/dev/null');
+  refuse(2, /expected a regular file/, ...text, '--save-logits', '/dev/null');
   assert.equal(readFileSync(other, 'utf8'), 'precious');
   writeFileSync(other, readFileSync(kept).subarray(0, 5000));
   refuse(1, /precious: expected logits up to byte \d+, found its end at 5000/, ...text, '--against', other);

@@ -17,7 +17,8 @@ export function done(...args) {
   assert.equal(r.status, 0, r.stdout + r.stderr);
   return r.stdout;
 }
-// One line says what is wrong; after a wrong use (2) come the usage and where help is.
+// One line says what is wrong; after a wrong usage (2), however late it was found, come the usage
+// and where help is.
 export function refuse(status, pattern, ...args) {
   const r = run(...args);
   assert.equal(r.status, status, r.stdout + r.stderr);

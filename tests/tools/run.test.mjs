@@ -93,7 +93,7 @@ test('a chat over a pipe', () => {
 test('every chat encoding can be asked for', () => {
   const question = ['-p', 'What is 12 + 30?', '--temp', '0', '-n', '40'];
   const unknown = run([...question, '--chat-encoding', 'telegram']);
-  assert.equal(unknown.status, 1);
+  assert.equal(unknown.status, 2);
   const names = /none is named "telegram"; there are (.*)\n/.exec(unknown.stderr)[1].split(', ');
   assert.equal(names.length, 10);
   for (const name of [...names, 'deepseek_v1', 'deepseek_v2.5']) {

@@ -1,6 +1,5 @@
 /* The client of `hadal bench serve`: libevent's HTTP, one connection a request, one thread. */
 #include "base/clock.h"
-#include "base/service.h"
 #include "base/sse.h"
 #include "cmd/bench_load.h"
 
@@ -219,7 +218,7 @@ static void write_body(const struct client *c, const hd_trace_item *item, hd_buf
     write_prompt(item, c->r->is_text, &j);
     hd_json_key(&j, "max_tokens");
     hd_json_int(&j, item->n_output);
-    if (item->service && hd_service_find(item->service) >= 0) {
+    if (*item->service) {
         hd_json_key(&j, "service_tier");
         hd_json_str_c(&j, item->service);
     }
@@ -231,7 +230,7 @@ static void write_body(const struct client *c, const hd_trace_item *item, hd_buf
 /* One token for a prompt that is not of the load: tells whether there is a server, and whether it
  * takes ids. */
 static hd_status try_server(struct client *c) {
-    static const hd_trace_item first = {.n_prompt = 4, .n_output = 1};
+    static const hd_trace_item first = {.n_prompt = 4, .n_output = 1, .service = ""};
     struct answer a = {0};
     hd_buf body;
     hd_buf_init(&a.body, 1 << 20);

@@ -1,6 +1,7 @@
 /* What a load showed: percentiles over answered requests, throughput, errors apart, goodput. */
 #include "cmd/bench_load.h"
 
+#include "base/service.h"
 #include "base/sort.h"
 #include "cmd/output.h"
 
@@ -19,7 +20,12 @@ static const char *const outcome_name[] = {
 };
 
 static const double quantile[] = {0.5, 0.9, 0.99};
-enum { n_quantile = HD_COUNT_OF(quantile), n_slo = 3, class_max = 16, bound_max = 64 };
+enum {
+    n_quantile = HD_COUNT_OF(quantile),
+    n_slo = 3,
+    class_max = HD_SERVICE_COUNT + 1,
+    bound_max = 64
+};
 
 struct summary {
     int n;
@@ -47,9 +53,9 @@ struct class_totals {
     struct summary metric[n_slo];
 };
 
-/* Of --goodput: a good request of this class (empty: of any) takes at most so long. */
+/* Of --goodput: a good request of this class (NULL: of any) takes at most so long. */
 struct bound {
-    hd_str service;
+    const char *service;
     int metric;
     double ms;
 };
@@ -63,8 +69,7 @@ struct totals {
     double n_input, n_output;
     struct bounds slo;
     struct summary metric[n_metric], gap;
-    struct class_totals
-        class_of[class_max]; /* in the order of the trace; later ones are left out */
+    struct class_totals class_of[class_max]; /* in the order of the trace; those without, too */
     int n_class;
 };
 
@@ -142,22 +147,30 @@ static struct summary of_metric(const hd_load_run *r, const struct metric *m, co
     return s;
 }
 
+/* The class's own name; NULL: there is none of this name. */
+static const char *class_of(hd_str name) {
+    char text[32];
+    snprintf(text, sizeof text, "%.*s", (int)name.len, name.ptr);
+    int service = name.len < sizeof text ? hd_service_find(text) : -1;
+    return service < 0 ? NULL : hd_service_name((enum hd_service)service);
+}
+
 /* "CLASS/NAME:MS" or "NAME:MS", several with commas. */
 static hd_status parse_bounds(const char *text, struct bounds *out) {
     for (const char *p = text;; p++) {
         size_t len = strcspn(p, ":,");
         const char *slash = memchr(p, '/', len), *name = slash ? slash + 1 : p;
-        struct bound b = {.service = {p, slash ? (size_t)(slash - p) : 0}};
+        struct bound b = {.service = slash ? class_of((hd_str){p, (size_t)(slash - p)}) : NULL};
         char *end = NULL;
         hd_str metric = {name, (size_t)(p + len - name)};
         while (b.metric < n_slo && !hd_str_eq_c(metric, metrics[b.metric].slo)) b.metric++;
         b.ms = p[len] == ':' ? strtod(p + len + 1, &end) : 0;
         if (b.metric == n_slo || !(b.ms > 0 && b.ms < 1e9) || (*end && *end != ',') ||
-            out->n == bound_max)
+            out->n == bound_max || (slash && !b.service))
             return HD_FAIL(
                 INVALID,
                 "--goodput: expected ttft:MS, tpot:MS or e2el:MS, or with a class before "
-                "it, CLASS/ttft:MS, found \"%s\"",
+                "it, CLASS/ttft:MS with " HD_SERVICE_NAMES ", found \"%s\"",
                 hd_show(hd_str_of(text)));
         out->at[out->n++] = b;
         if (!*end) return HD_OK;
@@ -181,8 +194,8 @@ static bool is_good(const hd_load_run *r, int ix, const struct bounds *slo) {
     if (one->outcome != HD_LOAD_OK) return false;
     for (int i = 0; i < slo->n; i++) {
         const struct bound *b = &slo->at[i];
-        bool counts = b->service.len == 0 || hd_str_eq_c(b->service, r->trace->item[ix].service);
-        if (counts && value_of(one, &metrics[b->metric]) * 1e3 > b->ms) return false;
+        if (is_of_class(r, ix, b->service) && value_of(one, &metrics[b->metric]) * 1e3 > b->ms)
+            return false;
     }
     return true;
 }
@@ -202,7 +215,6 @@ double hd_load_good_share(const hd_load_run *r) {
 static void add_to_class(const hd_load_run *r, int ix, struct totals *t) {
     int c = 0;
     while (c < t->n_class && !is_of_class(r, ix, t->class_of[c].name)) c++;
-    if (c == class_max) return;
     if (c == t->n_class) t->class_of[t->n_class++].name = r->trace->item[ix].service;
     struct class_totals *to = &t->class_of[c];
     to->n_sent += r->result[ix].outcome != HD_LOAD_UNSENT;

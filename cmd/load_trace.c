@@ -29,15 +29,11 @@ static hd_status generate(hd_trace *t, const struct hd_options *o, uint64_t seed
     if (o->load_prefix_len > o->load_input_len)
         return HD_FAIL(INVALID, "--random-prefix-len: expected at most the input's %d, found %d",
                        o->load_input_len, o->load_prefix_len);
-    hd_arena *names = hd_arena_new(256);
-    hd_status s = HD_OK;
     spec_of(o, &spec);
     spec.seed = seed;
-    if (o->load_classes) s = hd_trace_parse_classes(o->load_classes, names, &spec);
-    if (s != HD_OK) s = hd_fail_context(s, "--class-mix");
-    if (s == HD_OK) s = hd_trace_generate(t, &spec);
-    hd_arena_free(names);
-    return s;
+    if (o->load_classes && hd_trace_parse_classes(o->load_classes, &spec) != HD_OK)
+        return hd_fail_context(HD_E_INVALID, "--class-mix");
+    return hd_trace_generate(t, &spec);
 }
 
 static hd_status save(const hd_trace *t, const char *path) {

@@ -19,6 +19,10 @@ typedef struct hd_service_target {
     double slowdown; /* the same as a multiple of the time of the decoding rows alone */
 } hd_service_target;
 
+/* For messages: what hd_service_find knows. */
+#define HD_SERVICE_NAMES                                                                           \
+    "interactive, standard, batch or offline (or, as service_tier, priority, default, flex or "    \
+    "auto)"
 const char *hd_service_name(enum hd_service c);
 /* By name, or by OpenAI's service_tier; "auto" is standard. -1: no such class. */
 int hd_service_find(const char *name);

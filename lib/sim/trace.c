@@ -2,6 +2,7 @@
 #include "sim/trace.h"
 
 #include "base/map.h"
+#include "base/service.h"
 #include "file/mapping.h"
 #include "sim/random.h"
 #include "sim/trace_impl.h"
@@ -54,6 +55,13 @@ static const char *keep(hd_trace *t, const char *text) {
     return *text ? hd_arena_strndup(t->arena, text, strlen(text)) : "";
 }
 
+static hd_status parse_service(const struct line *l, const char **out) {
+    int service = hd_service_find(l->field[5]);
+    if (*l->field[5] && service < 0) return unexpected(l, 5, "nothing or " HD_SERVICE_NAMES);
+    *out = *l->field[5] ? hd_service_name((enum hd_service)service) : "";
+    return HD_OK;
+}
+
 static hd_status parse_item(hd_trace *t, const struct line *l) {
     hd_trace_item item = {0};
     char *end;
@@ -67,8 +75,8 @@ static hd_status parse_item(hd_trace *t, const struct line *l) {
     if (item.n_prefix > item.n_prompt) return unexpected(l, 4, "at most prompt_tokens");
     if (t->n > 0 && item.arrival_s < t->item[t->n - 1].arrival_s)
         return unexpected(l, 0, "no earlier arrival than in the line before");
+    HD_TRY(parse_service(l, &item.service));
     item.group = keep(t, l->field[3]);
-    item.service = keep(t, l->field[5]);
     hd_trace_add(t, &item);
     return HD_OK;
 }

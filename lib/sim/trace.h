@@ -2,8 +2,8 @@
  *
  * As a CSV file it has the header line HD_TRACE_HEADER and one line a request, by arrival.
  * Requests of one prefix_group (any text without comma and line end; empty: none) have the same
- * first prefix_tokens tokens; class is the service class by name, or empty. Tokens follow from the
- * seeds alone, so that every reader of a trace sends the same prompts.
+ * first prefix_tokens tokens; class is a service class (hd_service_find), or empty. Tokens follow
+ * from the seeds alone, so that every reader of a trace sends the same prompts.
  *
  * Thread: one owner. */
 #ifndef HD_SIM_TRACE_H
@@ -27,7 +27,7 @@ typedef struct hd_trace_item {
     double arrival_s;
     int n_prompt, n_output, n_prefix; /* tokens; n_prefix <= n_prompt */
     uint64_t prefix_seed, seed;       /* of the first n_prefix tokens, of the others */
-    const char *group, *service;      /* prefix group and class; "": none */
+    const char *group, *service;      /* prefix group; hd_service_name of the class; "": none */
 } hd_trace_item;
 
 typedef struct hd_trace {
@@ -81,7 +81,7 @@ typedef struct hd_trace_spec {
     int n_prompt_long; /* LENGTHS: tokens of a long prompt */
     int n_turn;        /* SESSIONS: of one session. Its turn k (from 1) has k prompts and k - 1 */
     double think_s;    /* answers; the mean pause from a turn to the next */
-    /* Service classes by share, the name borrowed; none: no class. LENGTHS and n_class 2: the
+    /* Service classes (hd_service_name) by share; none: no class. LENGTHS and n_class 2: the
      * first is the short requests', the second the long ones'. */
     struct {
         const char *name;
@@ -94,8 +94,7 @@ typedef struct hd_trace_spec {
 /* HD_E_INVALID: lengths that do not go together. */
 HD_MUST_CHECK hd_status hd_trace_generate(hd_trace *t, const hd_trace_spec *spec);
 
-/* "NAME:SHARE,NAME:SHARE" into the spec; the names are kept in the arena. */
-HD_MUST_CHECK hd_status hd_trace_parse_classes(const char *text, hd_arena *arena,
-                                               hd_trace_spec *spec);
+/* "NAME:SHARE,NAME:SHARE" into the spec. */
+HD_MUST_CHECK hd_status hd_trace_parse_classes(const char *text, hd_trace_spec *spec);
 
 #endif

@@ -1,4 +1,5 @@
 /* Seeded arrival processes, lengths and sessions. Equal specs give equal traces. */
+#include "base/service.h"
 #include "sim/random.h"
 #include "sim/trace_impl.h"
 
@@ -156,19 +157,14 @@ static hd_status check_spec(const hd_trace_spec *s) {
 hd_status hd_trace_generate(hd_trace *t, const hd_trace_spec *s) {
     hd_trace_begin(t, s->seed);
     HD_TRY(check_spec(s));
-    hd_trace_spec own = *s;
-    for (int i = 0; i < s->n_class; i++) {
-        const char *name = s->class_of[i].name;
-        own.class_of[i].name = hd_arena_strndup(t->arena, name, strlen(name));
-    }
     if (s->kind == HD_TRACE_SESSIONS)
-        generate_sessions(t, &own);
+        generate_sessions(t, s);
     else
-        generate_stream(t, &own);
+        generate_stream(t, s);
     return HD_OK;
 }
 
-hd_status hd_trace_parse_classes(const char *text, hd_arena *arena, hd_trace_spec *s) {
+hd_status hd_trace_parse_classes(const char *text, hd_trace_spec *s) {
     s->n_class = 0;
     for (const char *p = text; *p;) {
         size_t len = strcspn(p, ":,");
@@ -178,7 +174,13 @@ hd_status hd_trace_parse_classes(const char *text, hd_arena *arena, hd_trace_spe
             s->n_class == HD_TRACE_CLASS_MAX)
             return HD_FAIL(INVALID, "expected at most %d of NAME:SHARE, found \"%s\"",
                            HD_TRACE_CLASS_MAX, hd_show(hd_str_of(p)));
-        s->class_of[s->n_class].name = hd_arena_strndup(arena, p, len);
+        char name[32];
+        snprintf(name, sizeof name, "%.*s", (int)len, p);
+        int service = len < sizeof name ? hd_service_find(name) : -1;
+        if (service < 0)
+            return HD_FAIL(INVALID, "expected class " HD_SERVICE_NAMES ", found \"%s\"",
+                           hd_show((hd_str){p, len}));
+        s->class_of[s->n_class].name = hd_service_name((enum hd_service)service);
         s->class_of[s->n_class++].share = share;
         p = *end ? end + 1 : end;
     }

@@ -12,13 +12,13 @@
 static void a_trace_is_read(void **state) {
     (void)state;
     static const char text[] =
-        HEAD "0,20,2,a,16,chat\r\n\n0.25,4,1,,,\n0.25,18,3,a,18,batch\n1,5,1,b,2,";
+        HEAD "0,20,2,a,16,interactive\r\n\n0.25,4,1,,,\n0.25,18,3,a,18,batch\n1,5,1,b,2,";
     hd_trace t;
     assert_int_equal(hd_trace_parse(&t, hd_str_of(text), 5), HD_OK);
     assert_int_equal(t.n, 4);
     assert_int_equal(t.item[2].n_prefix, 18);
     assert_true(t.item[1].arrival_s == 0.25 && t.item[3].arrival_s == 1);
-    assert_string_equal(t.item[0].service, "chat");
+    assert_string_equal(t.item[0].service, "interactive");
     assert_string_equal(t.item[1].group, "");
     int32_t first[20], third[18], again[20];
     hd_trace_prompt(&t.item[0], first);
@@ -52,6 +52,8 @@ static void a_wrong_trace_is_refused(void **state) {
         {HEAD "0,1,99999999999,,,", "line 2, column 5 (output_tokens): expected a number"},
         {HEAD "0,1,1x,,,", "found \"1x\""},
         {HEAD "0,4,1,a,5,", "line 2, column 9 (prefix_tokens): expected at most prompt_tokens"},
+        {HEAD "0,4,1,,,batch\n1,4,1,,,bacth",
+         "line 3, column 9 (class): expected nothing or interactive, standard, batch or offline"},
         {HEAD "0,4,1,a,,", "line 2, column 9 (prefix_tokens): expected a number from 0"},
     };
     for (size_t i = 0; i < HD_COUNT_OF(cases); i++) {
@@ -173,23 +175,23 @@ static void sessions_grow(void **state) {
 
 static void classes_have_their_shares(void **state) {
     (void)state;
-    hd_arena *names = hd_arena_new(64);
     hd_trace_spec s = spec_of(HD_TRACE_POISSON);
-    assert_int_equal(hd_trace_parse_classes("chat:3,batch:1", names, &s), HD_OK);
+    assert_int_equal(hd_trace_parse_classes("interactive:3,batch:1", &s), HD_OK);
     hd_trace t = generate(&s);
-    int n_chat = 0;
-    for (int i = 0; i < t.n; i++) n_chat += strcmp(t.item[i].service, "chat") == 0;
-    assert_true(near(n_chat, 0.75 * t.n, 0.03));
+    int n_interactive = 0;
+    for (int i = 0; i < t.n; i++) n_interactive += strcmp(t.item[i].service, "interactive") == 0;
+    assert_true(near(n_interactive, 0.75 * t.n, 0.03));
     hd_trace_fini(&t);
     s.kind = HD_TRACE_LENGTHS;
     t = generate(&s);
     for (int i = 0; i < t.n; i++)
-        assert_string_equal(t.item[i].service, t.item[i].n_prompt == 1600 ? "batch" : "chat");
+        assert_string_equal(t.item[i].service,
+                            t.item[i].n_prompt == 1600 ? "batch" : "interactive");
     hd_trace_fini(&t);
-    static const char *const bad[] = {"chat", "chat:0", ":1", "chat:1,,", "a:1,b:x", "a:1;b:1"};
+    static const char *const bad[] = {
+        "batch", "batch:0", ":1", "batch:1,,", "batch:1,offline:x", "batch:1;offline:1", "bacth:1"};
     for (size_t i = 0; i < HD_COUNT_OF(bad); i++)
-        assert_int_equal(hd_trace_parse_classes(bad[i], names, &s), HD_E_INVALID);
-    hd_arena_free(names);
+        assert_int_equal(hd_trace_parse_classes(bad[i], &s), HD_E_INVALID);
 }
 
 static void equal_seeds_give_equal_traces(void **state) {

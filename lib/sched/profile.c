@@ -71,6 +71,12 @@ hd_profile *hd_profile_new(void) {
     return p;
 }
 
+hd_profile *hd_profile_copy(const hd_profile *p) {
+    hd_profile *copy = hd_alloc(sizeof *copy);
+    *copy = *p;
+    return copy;
+}
+
 void hd_profile_free(hd_profile *p) { hd_free(p); }
 
 uint64_t hd_profile_n_step(const hd_profile *p) { return p->n_step; }

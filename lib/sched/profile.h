@@ -14,7 +14,7 @@
  * of cells; a step costs some microseconds.
  *
  * Owner: the engine thread, or a simulator, which draws its steps' times from it. Allocates only in
- * new and load. */
+ * new, copy and load. */
 #ifndef HD_SCHED_PROFILE_H
 #define HD_SCHED_PROFILE_H
 
@@ -38,6 +38,7 @@ hd_step_load hd_step_load_of(const hd_batch *b);
 void hd_step_load_add(hd_step_load *l, int n_row, int pos);
 
 hd_profile *hd_profile_new(void);
+hd_profile *hd_profile_copy(const hd_profile *p);
 void hd_profile_free(hd_profile *p); /* accepts NULL */
 
 /* A step of this load took so long; times of 0 and less are ignored. */

@@ -19,7 +19,7 @@ struct sim;
 
 struct replica {
     hd_sim_machine machine;
-    hd_loop *loop;
+    hd_loop *loop;       /* NULL: no request has come yet */
     hd_profile *profile; /* its own, learned as a server does */
     int32_t *token;      /* [n_row_max] what every output row yields */
     int ix, n_ended;     /* ended in its last turn, which the router learns when that is over */
@@ -38,6 +38,7 @@ struct sim {
     const hd_trace *trace;
     hd_sim_result *r;
     struct replica *replica; /* [n_replica] */
+    hd_profile *measured;    /* what every server has measured at its start */
     hd_router *router;
     int *heap, n_heap; /* replicas by (time, index) */
     struct note *note; /* [trace->n] */
@@ -163,6 +164,36 @@ static bool on_event(void *user, const hd_event *ev) {
     return true;
 }
 
+/* The loop's configuration on replica p. */
+static hd_loop_config loop_config(const struct sim *m, struct replica *p) {
+    hd_loop_config lc = m->c->loop;
+    lc.clock = (hd_clock){.now_ns = now, .ctx = p};
+    lc.stepper =
+        (hd_stepper){.enqueue = enqueue, .fetch = fetch, .is_async = m->c->is_async, .ctx = p};
+    lc.n_vocab = HD_TRACE_ID_FIRST + HD_TRACE_ID_COUNT;
+    lc.profile = p->profile;
+    lc.sched.profile = p->profile;
+    return lc;
+}
+
+static void measure(struct sim *m) {
+    struct replica like = {.machine = {.cost = m->c->cost, .random = m->c->seed}};
+    hd_loop_config lc = loop_config(m, &like);
+    m->measured = hd_profile_new();
+    hd_measure_steps(&lc, m->c->measure_ns, m->measured);
+}
+
+/* Before its first request: those of a large fleet that get none cost nothing. */
+static void open_replica(struct sim *m, struct replica *p) {
+    uint64_t seed = m->c->seed + (uint64_t)p->ix * 0x632BE59BD9B4E019u;
+    p->machine = (hd_sim_machine){.cost = m->c->cost, .random = hd_random_next(&seed)};
+    p->profile = hd_profile_copy(m->measured);
+    hd_loop_config lc = loop_config(m, p);
+    p->token = hd_alloc_zero((size_t)lc.sched.n_row_max, sizeof *p->token);
+    for (int i = 0; i < lc.sched.n_row_max; i++) p->token[i] = answer_token;
+    p->loop = hd_loop_new(&lc);
+}
+
 /* The replica may be amid a step, which ends later: the request is there before. */
 static void arrive(struct sim *m, int ix, int64_t at_ns) {
     const hd_trace_item *item = &m->trace->item[ix];
@@ -172,6 +203,7 @@ static void arrive(struct sim *m, int ix, int64_t at_ns) {
     struct note *n = &m->note[ix];
     *n = (struct note){.sim = m, .replica = p, .ix = ix, .arrival_ns = at_ns};
     hd_request r;
+    if (!p->loop) open_replica(m, p);
     hd_trace_prompt(item, m->prompt);
     hd_sim_request_of(item, m->prompt, &r);
     r.on_event = on_event;
@@ -204,6 +236,7 @@ static void sample(struct sim *m, double at_s) {
     *to = (hd_sim_sample){.at_s = at_s};
     for (int i = 0; i < m->c->n_replica; i++) {
         hd_engine_stats s;
+        if (!m->replica[i].loop) continue;
         hd_loop_get_stats(m->replica[i].loop, &s);
         to->n_running += s.n_running;
         to->n_waiting += s.n_waiting;
@@ -264,29 +297,10 @@ static hd_status run(struct sim *m) {
 
 /* ---- around it ---- */
 
-static void open_replica(struct sim *m, int ix) {
-    struct replica *p = &m->replica[ix];
-    hd_loop_config lc = m->c->loop;
-    *p = (struct replica){.ix = ix, .machine = {.cost = m->c->cost}};
-    uint64_t seed = m->c->seed + (uint64_t)ix * 0x632BE59BD9B4E019u;
-    p->machine.random = hd_random_next(&seed);
-    p->token = hd_alloc_zero((size_t)lc.sched.n_row_max, sizeof *p->token);
-    for (int i = 0; i < lc.sched.n_row_max; i++) p->token[i] = answer_token;
-    lc.clock = (hd_clock){.now_ns = now, .ctx = p};
-    lc.stepper =
-        (hd_stepper){.enqueue = enqueue, .fetch = fetch, .is_async = m->c->is_async, .ctx = p};
-    lc.n_vocab = HD_TRACE_ID_FIRST + HD_TRACE_ID_COUNT;
-    p->profile = lc.profile = hd_profile_new();
-    lc.sched.profile = p->profile;
-    hd_measure_steps(&lc, m->c->measure_ns, p->profile);
-    p->machine = (hd_sim_machine){.cost = m->c->cost, .random = p->machine.random};
-    p->loop = hd_loop_new(&lc);
-}
-
-static void close_replica(struct sim *m, int ix) {
-    struct replica *p = &m->replica[ix];
+static void close_replica(struct sim *m, struct replica *p) {
     hd_sim_result *r = m->r;
     hd_engine_stats s;
+    if (!p->loop) return;
     hd_loop_end_all(p->loop, HD_OK); /* only after a failure there are some */
     hd_loop_get_stats(p->loop, &s);
     r->busy_s += p->machine.busy_s;
@@ -319,9 +333,11 @@ hd_status hd_sim_run(const hd_sim_config *c, const hd_trace *trace, hd_sim_resul
     m.router = hd_router_new(c->router, c->n_replica);
     double last_s = (trace->item[n - 1].arrival_s - trace->item[0].arrival_s) / c->scale;
     m.sample_s = c->n_sample > 0 ? fmax(last_s / c->n_sample, 1e-3) : 0;
-    for (int i = 0; i < c->n_replica; i++) open_replica(&m, i);
+    for (int i = 0; i < c->n_replica; i++) m.replica[i].ix = i;
+    measure(&m);
     hd_status s = run(&m);
-    for (int i = 0; i < c->n_replica; i++) close_replica(&m, i);
+    for (int i = 0; i < c->n_replica; i++) close_replica(&m, &m.replica[i]);
+    hd_profile_free(m.measured);
     out->seconds = (double)m.end_ns * 1e-9;
     out->page_used = out->busy_s > 0 ? m.page_sum / out->busy_s : 0;
     out->wall_s = (double)(hd_now_ns() - from_ns) * 1e-9;

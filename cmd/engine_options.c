@@ -108,10 +108,12 @@ void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c) {
     c->max_num_queued_reqs = o->max_num_queued_reqs;
     c->max_num_queued_tokens = o->max_num_queued_tokens;
     c->scheduling_policy = o->scheduling_policy;
+    c->no_dynamic_batching = !o->dynamic_batching;
     c->max_step_ms = o->max_step_ms;
     c->elastic_batching = o->elastic_batching;
     c->reorder_policy = o->reorder_policy;
     c->reorder_interval = o->reorder_interval;
+    c->compaction_pages = o->compaction_pages;
     c->latency_profile = o->latency_profile;
     c->queue_timeout_s = o->queue_timeout;
     c->tokenizer = o->tokenizer;

@@ -49,10 +49,12 @@ typedef struct hd_engine_config {
     double queue_timeout_s;        /* a request whose computation has not begun by then ends with
         HD_E_UNAVAILABLE; 0: no bound */
     const char *scheduling_policy; /* "priority" or "fcfs" */
+    bool no_dynamic_batching;      /* requests join only when all of the batch before have ended */
     hd_service_target target[HD_SERVICE_COUNT]; /* what classes are promised; 0: the defaults */
     double max_step_ms;          /* bound of a step's predicted P95; 0: by the classes' tolerance */
     const char *reorder_policy;  /* "none", "fragmentation", "prefix" or "length" */
     int reorder_interval;        /* steps between two orderings of the running sequences */
+    int compaction_pages;        /* KV pages moved before a step at most, to lie side by side */
     bool elastic_batching;       /* the bound of a step follows the forecast load */
     const char *latency_profile; /* file of step times: read, and written at the end; NULL: none */
     double measure_ms;           /* time spent on measuring steps at start when there is none */
@@ -98,7 +100,8 @@ typedef struct hd_engine_stats {
     int n_running, n_waiting, n_page, n_page_free, n_page_cached, n_page_used;
     int n_waiting_of[HD_SERVICE_COUNT]; /* admitted to none yet, by class */
     int64_t wait_ns[HD_SERVICE_COUNT];  /* predicted, of a request that came now */
-    uint64_t n_step, prompt_tok, hit_tok, generated_tok, n_preempt, recomputed_tok, n_finished;
+    uint64_t n_step, prompt_tok, hit_tok, generated_tok, n_preempt, recomputed_tok, n_finished,
+        n_page_moved;
     int64_t last_step_ns; /* hd_now_ns() of the last finished step; 0: none yet */
     int64_t stuck_ns;     /* with work queued: time since the loop last made progress; else 0 */
     bool is_failed;       /* the engine stopped after a device failure */

@@ -39,7 +39,7 @@ void hd_batch_fini(hd_batch *b) {
 }
 
 void hd_batch_clear(hd_batch *b) {
-    b->n_row = b->n_seq = b->n_page = b->n_out = 0;
+    b->n_row = b->n_seq = b->n_page = b->n_out = b->n_copy = 0;
     b->seq_row0[0] = b->seq_page0[0] = 0;
 }
 

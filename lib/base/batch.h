@@ -6,6 +6,9 @@
  * positions 0..p of its sequence, which lie in pages page[seq_page0[s] + p / page_tok] at offset
  * p % page_tok. Tables are ragged: each sequence has its own page count.
  *
+ * Before its rows are computed, pages are copied, one after the other. They are copied even when
+ * the step then fails, unless the device broke.
+ *
  * A token may be one that only the device knows yet: hd_token_of_slot(k) stands for the last token
  * that was sampled in slot k, and then is the last row of its sequence. */
 #ifndef HD_BASE_BATCH_H
@@ -34,8 +37,10 @@ typedef struct hd_draw {
     bool is_host;      /* the host chooses: the row's logits are wanted there */
 } hd_draw;
 
+enum { HD_BATCH_COPY_MAX = 48 };
+
 typedef struct hd_batch {
-    int n_row, n_seq, n_page, n_out;
+    int n_row, n_seq, n_page, n_out, n_copy;
     int page_tok;     /* tokens a page */
     int32_t *token;   /* [n_row] token id, or hd_token_of_slot of its sequence's slot */
     int32_t *pos;     /* [n_row] position in its sequence */
@@ -47,7 +52,8 @@ typedef struct hd_batch {
     int32_t *seq_page0; /* [n_seq + 1] first entry of each sequence in page[] */
     int32_t *page;      /* [n_page] page ids */
     int32_t *out_row;   /* [n_out] rows whose logits are wanted, ascending; room for n_row_max */
-    hd_draw *draw;      /* [n_out] for whoever samples; the scheduler leaves it alone */
+    int32_t copy_from[HD_BATCH_COPY_MAX], copy_to[HD_BATCH_COPY_MAX]; /* [n_copy] page ids */
+    hd_draw *draw; /* [n_out] for whoever samples; the scheduler leaves it alone */
     int n_row_max, n_seq_max, n_page_max; /* room */
 } hd_batch;
 

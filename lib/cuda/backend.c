@@ -165,6 +165,13 @@ static hd_status get(void *ctx, void *to, const void *from, size_t n_byte) {
     return hd_cuda_told(cudaStreamSynchronize(c->stream), "a step");
 }
 
+static hd_status copy(void *ctx, void *to, const void *from, size_t n_byte) {
+    hd_cuda *c = ctx;
+    HD_TRY(hd_cuda_flush(c));
+    return hd_cuda_told(cudaMemcpyAsync(to, from, n_byte, cudaMemcpyDeviceToDevice, c->stream),
+                        "copy of a page");
+}
+
 static uint64_t free_bytes(void *ctx) {
     (void)ctx;
     size_t n_free = 0, n_all = 0;
@@ -193,6 +200,7 @@ static const hd_dev_ops ops = {
     .free = free_memory,
     .put = put,
     .get = get,
+    .copy = copy,
     .upload = hd_cuda_upload,
     .send = hd_cuda_send,
     .receive = hd_cuda_receive,

@@ -95,14 +95,15 @@ typedef struct hd_dev_ops {
     /* Zeroed device memory, 64-byte aligned. */
     hd_status (*alloc)(void *ctx, size_t n_byte, void **out);
     void (*free)(void *ctx, void *p);
-    /* All six of a device with memory of its own, or none (NULL): copies from and to the host,
-     * both waiting; the batch of a step with its arrays on the device, valid until the next
-     * upload, which may have rows, sequences and outputs of the device's own behind the host's
-     * (HD_DEV_SPARE); a copy that is enqueued (send) and waited for (receive), of at most n_out
-     * tokens, ix < HD_DEV_STEPS telling several apart; bytes of its memory that are free.
-     * HD_E_DEVICE: the device broke. */
+    /* All seven of a device with memory of its own, or none (NULL): copies from and to the host,
+     * both waiting; a copy within its memory that is enqueued, as ops are; the batch of a step with
+     * its arrays on the device, valid until the next upload, which may have rows, sequences and
+     * outputs of the device's own behind the host's (HD_DEV_SPARE); a copy that is enqueued (send)
+     * and waited for (receive), of at most n_out tokens, ix < HD_DEV_STEPS telling several apart;
+     * bytes of its memory that are free. HD_E_DEVICE: the device broke. */
     hd_status (*put)(void *ctx, void *to, const void *from, size_t n_byte);
     hd_status (*get)(void *ctx, void *to, const void *from, size_t n_byte);
+    hd_status (*copy)(void *ctx, void *to, const void *from, size_t n_byte);
     hd_status (*upload)(void *ctx, const hd_batch *b, const hd_batch **out);
     hd_status (*send)(void *ctx, int ix, const void *from, size_t n_byte);
     hd_status (*receive)(void *ctx, int ix, void *to, size_t n_byte);
@@ -160,6 +161,7 @@ void hd_dev_close(hd_dev *d);
 static inline bool hd_dev_has_memory(const hd_dev *d) { return d->ops->put != NULL; }
 HD_MUST_CHECK hd_status hd_dev_put(const hd_dev *d, void *to, const void *from, size_t n_byte);
 HD_MUST_CHECK hd_status hd_dev_get(const hd_dev *d, void *to, const void *from, size_t n_byte);
+HD_MUST_CHECK hd_status hd_dev_copy(const hd_dev *d, void *to, const void *from, size_t n_byte);
 HD_MUST_CHECK hd_status hd_dev_upload(const hd_dev *d, const hd_batch *b, const hd_batch **out);
 HD_MUST_CHECK hd_status hd_dev_send(const hd_dev *d, int ix, const void *from, size_t n_byte);
 /* from: as it was sent. */

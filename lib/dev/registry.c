@@ -84,6 +84,12 @@ hd_status hd_dev_get(const hd_dev *d, void *to, const void *from, size_t n_byte)
     return HD_OK;
 }
 
+hd_status hd_dev_copy(const hd_dev *d, void *to, const void *from, size_t n_byte) {
+    if (d->ops->copy) return d->ops->copy(d->ctx, to, from, n_byte);
+    memcpy(to, from, n_byte);
+    return HD_OK;
+}
+
 hd_status hd_dev_upload(const hd_dev *d, const hd_batch *b, const hd_batch **out) {
     *out = b;
     return d->ops->upload ? d->ops->upload(d->ctx, b, out) : HD_OK;

@@ -465,7 +465,7 @@ bool hd_loop_turn(hd_loop *l) {
 void hd_loop_end_all(hd_loop *l, hd_status status) {
     hd_inbox_close(l->inbox, status == HD_OK ? "the engine is stopping"
                                              : "the engine has stopped after a device failure");
-    if (!l->total.is_failed) l->now_ns = clock_now(l);
+    l->now_ns = clock_now(l);
     for (hd_inbox_message m; hd_inbox_pop(l->inbox, &m);) {
         if (m.end == HD_FINISH_NONE) continue; /* found by its slot below */
         if (!m.job->is_ended) end_job(l, m.job, m.end, HD_OK);
@@ -512,6 +512,7 @@ static void publish(hd_loop *l) {
     t->hit_tok = s.hit_tok;
     t->n_preempt = s.n_preempt;
     t->recomputed_tok = s.recomputed_tok;
+    t->n_page_moved = s.n_moved;
     hd_stats_board_put(l->board, t);
     memcpy(t->n_waiting_of, s.n_waiting_of, sizeof t->n_waiting_of);
     hd_pace pace;
@@ -522,6 +523,7 @@ static void publish(hd_loop *l) {
     count(l, HD_M_PREFIX_HITS, (double)(s.hit_tok - l->before.hit_tok));
     count(l, HD_M_PREEMPTIONS, (double)(s.n_preempt - l->before.n_preempt));
     count(l, HD_M_RECOMPUTED_TOK, (double)(s.recomputed_tok - l->before.recomputed_tok));
+    count(l, HD_M_PAGES_MOVED, (double)(s.n_moved - l->before.n_moved));
     count(l, HD_M_AGED, (double)(s.n_aged - l->before.n_aged));
     count(l, HD_M_GEN_TOK, (double)(t->generated_tok - l->generated_before));
     count(l, HD_M_STEPS, (double)(t->n_step - l->step_before));

@@ -55,6 +55,7 @@ static hd_status check_config(const hd_engine_config *c) {
                        "reorder_policy: expected none, fragmentation, prefix or length, found '%s'",
                        c->reorder_policy);
     HD_TRY(check_range("reorder_interval", c->reorder_interval, 0, 1 << 20));
+    HD_TRY(check_range("compaction_pages", c->compaction_pages, 0, 16));
     if (!(c->max_step_ms >= 0 && c->max_step_ms <= 1e9))
         return HD_FAIL(INVALID, "max_step_ms: expected 0 to 1e9, found %g", c->max_step_ms);
     if (!(c->queue_timeout_s >= 0 && c->queue_timeout_s <= 1e6))
@@ -152,9 +153,11 @@ void hd_engine_sched_config(const hd_engine_config *c, const hd_engine_sizes *z,
                              .exact = c->exact,
                              .expand_min = z->expand_min,
                              .policy = is_fcfs(c) ? HD_SCHED_FCFS : HD_SCHED_PRIORITY,
+                             .is_static = c->no_dynamic_batching,
                              .step_max_ns = (int64_t)(c->max_step_ms * 1e6),
                              .reorder = (enum hd_reorder)reorder_of(c),
                              .reorder_interval = c->reorder_interval,
+                             .compact_page_max = c->compaction_pages,
                              .elastic = c->elastic_batching};
     memcpy(out->target, c->target, sizeof out->target);
 }

@@ -10,7 +10,7 @@ enum state { FREE, IN_USE, CACHED };
 
 struct node {
     int32_t refs;       /* IN_USE only */
-    int32_t prev, next; /* CACHED: neighbours in the list; FREE: next of the stack; -1: none */
+    int32_t prev, next; /* neighbours in the list of CACHED pages, in the stack of FREE ones */
     uint8_t state;
 };
 
@@ -27,7 +27,8 @@ hd_pages *hd_pages_new(int n_page) {
     p->node = hd_alloc_zero((size_t)n_page, sizeof *p->node);
     p->n_page = p->n_free = n_page;
     for (int i = 0; i < n_page; i++) {
-        p->node[i] = (struct node){.prev = -1, .next = i + 1 < n_page ? i + 1 : -1, .state = FREE};
+        p->node[i] =
+            (struct node){.prev = i - 1, .next = i + 1 < n_page ? i + 1 : -1, .state = FREE};
     }
     p->free_top = 0;
     p->oldest = p->newest = -1;
@@ -45,19 +46,24 @@ static struct node *node_at(const hd_pages *p, int page) {
     return &p->node[page];
 }
 
-int hd_pages_take(hd_pages *p) {
-    int page = p->free_top;
-    if (page < 0) return -1;
+void hd_pages_take_at(hd_pages *p, int page) {
     struct node *n = node_at(p, page);
     HD_ASSERT(n->state == FREE);
-    p->free_top = n->next;
+    *(n->prev >= 0 ? &p->node[n->prev].next : &p->free_top) = n->next;
+    if (n->next >= 0) p->node[n->next].prev = n->prev;
     p->n_free--;
     *n = (struct node){.refs = 1, .prev = -1, .next = -1, .state = IN_USE};
+}
+
+int hd_pages_take(hd_pages *p) {
+    int page = p->free_top;
+    if (page >= 0) hd_pages_take_at(p, page);
     return page;
 }
 
 static void push_free(hd_pages *p, int page) {
     *node_at(p, page) = (struct node){.prev = -1, .next = p->free_top, .state = FREE};
+    if (p->free_top >= 0) p->node[p->free_top].prev = page;
     p->free_top = page;
     p->n_free++;
 }
@@ -118,8 +124,36 @@ void hd_pages_drop(hd_pages *p, int page) {
     push_free(p, page);
 }
 
+void hd_pages_move(hd_pages *p, int from, int to) {
+    struct node *a = node_at(p, from), *b = node_at(p, to);
+    HD_ASSERT(a->state != FREE && b->state == IN_USE && b->refs == 1);
+    *b = *a;
+    if (a->state == CACHED) {
+        *(a->prev >= 0 ? &p->node[a->prev].next : &p->oldest) = to;
+        *(a->next >= 0 ? &p->node[a->next].prev : &p->newest) = to;
+    }
+    *a = (struct node){.refs = 1, .prev = -1, .next = -1, .state = IN_USE};
+}
+
+int hd_pages_find_run(const hd_pages *p, int n) {
+    int best = -1, n_best = n + 1, n_cached = 0, len = 0;
+    for (int i = 0; i < p->n_page && n_best > 0; i++) {
+        if (p->node[i].state == IN_USE) {
+            len = n_cached = 0;
+            continue;
+        }
+        n_cached += p->node[i].state == CACHED;
+        if (++len > n) n_cached -= p->node[i - n].state == CACHED;
+        if (len < n || n_cached >= n_best) continue;
+        best = i - n + 1;
+        n_best = n_cached;
+    }
+    return best;
+}
+
 int hd_pages_refs(const hd_pages *p, int page) { return node_at(p, page)->refs; }
 bool hd_pages_is_cached(const hd_pages *p, int page) { return node_at(p, page)->state == CACHED; }
+bool hd_pages_is_free(const hd_pages *p, int page) { return node_at(p, page)->state == FREE; }
 int hd_pages_n_page(const hd_pages *p) { return p->n_page; }
 int hd_pages_n_free(const hd_pages *p) { return p->n_free; }
 int hd_pages_n_cached(const hd_pages *p) { return p->n_cached; }
@@ -132,13 +166,14 @@ void hd_pages_check(const hd_pages *p) {
         count[n->state]++;
     }
     HD_ASSERT(count[FREE] == p->n_free && count[CACHED] == p->n_cached);
-    int n_seen = 0;
-    for (int i = p->free_top; i >= 0; i = p->node[i].next) {
-        HD_ASSERT(p->node[i].state == FREE && ++n_seen <= p->n_free);
+    int n_seen = 0, before = -1;
+    for (int i = p->free_top; i >= 0; before = i, i = p->node[i].next) {
+        HD_ASSERT(p->node[i].state == FREE && p->node[i].prev == before);
+        HD_ASSERT(++n_seen <= p->n_free);
     }
     HD_ASSERT(n_seen == p->n_free);
     n_seen = 0;
-    int before = -1;
+    before = -1;
     for (int i = p->oldest; i >= 0; before = i, i = p->node[i].next) {
         HD_ASSERT(p->node[i].state == CACHED && p->node[i].prev == before);
         HD_ASSERT(++n_seen <= p->n_cached);

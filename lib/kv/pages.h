@@ -18,6 +18,8 @@ void hd_pages_free(hd_pages *p); /* accepts NULL */
 
 /* A free page, now in use with one reference, or -1 when none is free. */
 int hd_pages_take(hd_pages *p);
+/* The same of a free page of the caller's choice. */
+void hd_pages_take_at(hd_pages *p, int page);
 /* One reference more; the page is in use or cached. */
 void hd_pages_ref(hd_pages *p, int page);
 /* One reference less. The last one makes the page cached (most recent) if `keep`, else free. */
@@ -29,8 +31,16 @@ int hd_pages_newer(const hd_pages *p, int page);
 /* Makes a cached page free. */
 void hd_pages_drop(hd_pages *p, int page);
 
+/* Page `to`, just taken, stands for `from` from now on: with its references, or as cached as that
+ * was. `from` is then what `to` was: in use with one reference. */
+void hd_pages_move(hd_pages *p, int from, int to);
+/* The first of n consecutive pages of which none is in use, and as few as possible are cached; -1:
+ * there are none. Looks at every page. */
+int hd_pages_find_run(const hd_pages *p, int n);
+
 int hd_pages_refs(const hd_pages *p, int page);
 bool hd_pages_is_cached(const hd_pages *p, int page);
+bool hd_pages_is_free(const hd_pages *p, int page);
 int hd_pages_n_page(const hd_pages *p);
 int hd_pages_n_free(const hd_pages *p);
 int hd_pages_n_cached(const hd_pages *p);

@@ -19,10 +19,11 @@ struct entry {
     struct fp key, fp;
     uint64_t salt;   /* INDEXED */
     uint64_t serial; /* PROMISED */
-    int32_t parent;  /* INDEXED */
-    int32_t n_child; /* INDEXED: indexed pages whose parent this is */
-    int32_t next;    /* in its bucket; -1: last */
-    int32_t rank;    /* PROMISED */
+    /* INDEXED: the page before, the first of the pages behind, and its neighbours among the pages
+     * behind its own parent (none where parent is -1); -1: none. */
+    int32_t parent, child, older, younger;
+    int32_t next; /* in its bucket; -1: last */
+    int32_t rank; /* PROMISED */
     uint8_t kind;
     bool is_hidden; /* INDEXED, but in no bucket */
 };
@@ -140,10 +141,31 @@ static void unlink_entry(hd_prefix *x, int page) {
     *at = e->next;
 }
 
+/* Page is the youngest child of its parent. */
+static void join_family(hd_prefix *x, int page) {
+    struct entry *e = entry_at(x, page);
+    e->child = e->older = e->younger = -1;
+    if (e->parent < 0) return;
+    int32_t *first = &entry_at(x, e->parent)->child;
+    e->younger = *first;
+    if (*first >= 0) x->entry[*first].older = page;
+    *first = page;
+}
+
+/* Whoever names page as a sibling or as its first child names `as` instead; its neighbours are
+ * joined when that is -1. */
+static void leave_family(hd_prefix *x, int page, int as) {
+    struct entry *e = entry_at(x, page);
+    if (e->parent < 0) return;
+    int next = as >= 0 ? as : e->younger, before = as >= 0 ? as : e->older;
+    *(e->older >= 0 ? &x->entry[e->older].younger : &x->entry[e->parent].child) = next;
+    if (e->younger >= 0) x->entry[e->younger].older = before;
+}
+
 static void evict(hd_prefix *x, int page) {
     struct entry *e = entry_at(x, page);
-    HD_ASSERT(e->kind == INDEXED && e->n_child == 0);
-    if (e->parent >= 0) entry_at(x, e->parent)->n_child--;
+    HD_ASSERT(e->kind == INDEXED && e->child < 0);
+    leave_family(x, page, -1);
     if (!e->is_hidden) unlink_entry(x, page);
     e->kind = NONE;
     hd_pages_drop(x->pages, page);
@@ -225,9 +247,24 @@ int hd_prefix_publish(hd_prefix *x, int page, const hd_prefix_content *c) {
                         .kind = INDEXED};
     memcpy(token_at(x, page), c->token, page_bytes(x, sizeof *c->token));
     memcpy(form_at(x, page), c->form, page_bytes(x, sizeof *c->form));
-    if (c->parent >= 0) x->entry[c->parent].n_child++;
+    join_family(x, page);
     link_entry(x, page);
     return page;
+}
+
+void hd_prefix_move(hd_prefix *x, int from, int to) {
+    struct entry *e = entry_at(x, from), *f = entry_at(x, to);
+    HD_ASSERT(e->kind != PROMISED && f->kind == NONE);
+    hd_pages_move(x->pages, from, to);
+    if (e->kind == NONE) return;
+    if (!e->is_hidden) unlink_entry(x, from);
+    *f = *e;
+    leave_family(x, from, to);
+    for (int c = f->child; c >= 0; c = x->entry[c].younger) x->entry[c].parent = to;
+    memcpy(token_at(x, to), token_at(x, from), page_bytes(x, sizeof *x->token));
+    memcpy(form_at(x, to), form_at(x, from), page_bytes(x, sizeof *x->form));
+    if (!f->is_hidden) link_entry(x, to);
+    e->kind = NONE;
 }
 
 /* Search */
@@ -383,7 +420,13 @@ void hd_prefix_check(const hd_prefix *x) {
         if (e->parent >= 0) x->front[e->parent]++;
     }
     for (int i = 0; i < x->n_page; i++) {
-        if (x->entry[i].kind == INDEXED) HD_ASSERT(x->front[i] == x->entry[i].n_child);
+        if (x->entry[i].kind != INDEXED) continue;
+        int n_child = 0, before = -1;
+        for (int c = x->entry[i].child; c >= 0; before = c, c = x->entry[c].younger) {
+            HD_ASSERT(x->entry[c].kind == INDEXED && x->entry[c].parent == i);
+            HD_ASSERT(x->entry[c].older == before && ++n_child <= x->front[i]);
+        }
+        HD_ASSERT(n_child == x->front[i]);
     }
     /* From the oldest on, evicting would always find a page whose children are gone. */
     for (int p = hd_pages_oldest(x->pages); p >= 0; p = hd_pages_newer(x->pages, p)) {

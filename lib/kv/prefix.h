@@ -55,6 +55,11 @@ void hd_prefix_promise(hd_prefix *x, int page, const hd_prefix_content *c, int r
  * to it. */
 int hd_prefix_publish(hd_prefix *x, int page, const hd_prefix_content *c);
 
+/* What page `from` holds is in page `to`, just taken, from now on: its references and its place in
+ * the index, or among the cached pages, are that one's. `from`, which has no promise, is then the
+ * caller's, alone and empty. Copying the bytes is the caller's, too. */
+void hd_prefix_move(hd_prefix *x, int from, int to);
+
 /* An indexed page is found no more, and so is nothing behind it; who holds it keeps it. */
 void hd_prefix_hide(hd_prefix *x, int page);
 
@@ -89,7 +94,7 @@ int hd_prefix_parent(const hd_prefix *x, int page); /* of an indexed page; -1: n
 void hd_prefix_drop_cached(hd_prefix *x);
 
 /* Asserts: fingerprints follow from contents, parents are indexed and at least as much in use,
- * child counts are right, cached pages are indexed and none is older than its child. */
+ * children are listed, cached pages are indexed and none is older than its child. */
 void hd_prefix_check(const hd_prefix *x);
 
 #endif

@@ -242,6 +242,10 @@ static void check_batch(const hd_model *m, const hd_batch *b) {
         HD_ASSERT(b->token[r] < m->hp.n_vocab && b->pos[r] < o->n_pos_max);
     }
     for (int i = 0; i < b->n_page; i++) HD_ASSERT(b->page[i] >= 0 && b->page[i] < o->n_page);
+    for (int i = 0; i < b->n_copy; i++) {
+        HD_ASSERT(b->copy_from[i] >= 0 && b->copy_from[i] < o->n_page);
+        HD_ASSERT(b->copy_to[i] >= 0 && b->copy_to[i] < o->n_page);
+    }
     hd_batch_check(b);
 }
 
@@ -253,10 +257,26 @@ static hd_status tell_ranks(const hd_model *m, hd_status s) {
     return s;
 }
 
+/* The batch's copies of pages, in every layer's cache of every kind. */
+static hd_status copy_pages(hd_model *m, const hd_batch *b) {
+    for (int i = 0; i < b->n_copy; i++) {
+        for (int k = 0; k < m->n_kv_kind; k++) {
+            size_t page_bytes = hd_kv_bytes(&m->kv[k].kind.layout, (size_t)m->opt.page_tok);
+            for (int layer = 0; layer < m->hp.n_layer; layer++) {
+                char *base = hd_model_kv(m, k, layer);
+                HD_TRY(hd_dev_copy(&m->dev, base + (size_t)b->copy_to[i] * page_bytes,
+                                   base + (size_t)b->copy_from[i] * page_bytes, page_bytes));
+            }
+        }
+    }
+    return HD_OK;
+}
+
 /* Uploads b and runs its ops; *logits are the device's. */
 static hd_status run_ops(hd_model *m, const hd_batch *b, const hd_batch **on_device,
                          const float **logits) {
     check_batch(m, b);
+    HD_TRY(copy_pages(m, b));
     HD_TRY(tell_ranks(m, HD_OK));
     HD_TRY(hd_dev_upload(&m->dev, b, on_device));
     *logits = m->arch->forward(m, *on_device);

@@ -316,6 +316,7 @@ void hd_sched_get_stats(const hd_sched *s, hd_sched_stats *out) {
                             .n_preempt = s->n_preempt,
                             .recomputed_tok = s->recomputed_tok,
                             .n_aged = s->n_aged,
+                            .n_moved = s->n_moved,
                             .prompt_tok = s->prompt_tok,
                             .hit_tok = s->hit_tok};
     memcpy(out->n_waiting_of, s->n_waiting_of, sizeof out->n_waiting_of);

@@ -29,6 +29,9 @@
  * tolerance of those who decode in it. The tolerance is wider when the most urgent prompt would be
  * late otherwise, or more load is forecast than the machine can do.
  *
+ * Now and then pages of a running sequence are moved, so that they lie side by side: the batch says
+ * which are copied where before its rows are computed.
+ *
  * At most min(n_seq_max, n_row_max) sequences run, so each of them gets a row. A sequence is
  * admitted in order of rank when a slot is free and the pool holds all pages of its known tokens,
  * and beyond them what the running sequences will take over a horizon of next tokens, which grows
@@ -79,11 +82,12 @@ enum hd_reorder { HD_REORDER_NONE, HD_REORDER_FRAGMENTATION, HD_REORDER_PREFIX, 
 
 typedef struct hd_sched_config {
     enum hd_sched_policy policy;
-    int n_seq_max; /* running sequences */
-    int n_row_max; /* token budget of a step (max_num_batched_tokens) */
-    int chunk_max; /* prompt tokens of one sequence in a step; 0: the budget */
-    bool chunked;  /* false: a prompt is computed in one step or not at all */
-    int n_pos_max; /* longest sequence */
+    bool is_static; /* a batch at a time: whoever waits when the last one of a batch has ended */
+    int n_seq_max;  /* running sequences */
+    int n_row_max;  /* token budget of a step (max_num_batched_tokens) */
+    int chunk_max;  /* prompt tokens of one sequence in a step; 0: the budget */
+    bool chunked;   /* false: a prompt is computed in one step or not at all */
+    int n_pos_max;  /* longest sequence */
     int n_page, page_tok;
     bool prefix_cache;
     bool exact;         /* determinism level 2: absorbed everywhere */
@@ -92,6 +96,7 @@ typedef struct hd_sched_config {
     hd_service_target target[HD_SERVICE_COUNT]; /* 0: the class's defaults */
     enum hd_reorder reorder;
     int reorder_interval;      /* steps; with a reorder at least 1 */
+    int compact_page_max;      /* pages that are moved before a step at most; 0: none are */
     int64_t step_max_ns;       /* bound of a step's predicted P95; 0: none */
     bool elastic;              /* a step's bound follows the forecast load */
     const hd_profile *profile; /* borrowed; NULL, or while it knows nothing: no predictions */
@@ -168,6 +173,7 @@ typedef struct hd_sched_stats {
     int n_waiting_of[HD_SERVICE_COUNT]; /* by class */
     int n_waiting, n_running, n_page, n_page_free, n_page_cached, n_page_used;
     uint64_t n_preempt, recomputed_tok, n_aged; /* n_aged: admitted as the longest overdue */
+    uint64_t n_moved;                           /* pages, by compaction */
     uint64_t prompt_tok, hit_tok;               /* over admitted sequences, first admission only */
 } hd_sched_stats;
 void hd_sched_get_stats(const hd_sched *s, hd_sched_stats *out);

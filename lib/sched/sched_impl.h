@@ -1,7 +1,8 @@
 /* Inside the scheduler: its structures, shared by its files and nobody else.
  *
  * sched.c holds a sequence's life (submit, commit, append, finish) and the queues; rank.c gives
- * ranks and predicts; sched_plan.c decides a step; sched_check.c asserts the invariants. */
+ * ranks and predicts; sched_plan.c decides a step, reorder.c and compact.c in which order and from
+ * which pages; sched_check.c asserts the invariants. */
 #ifndef HD_SCHED_SCHED_IMPL_H
 #define HD_SCHED_SCHED_IMPL_H
 
@@ -65,7 +66,7 @@ struct hd_sched {
     hd_prefix *prefix;
     hd_seq **run;             /* [n_slot] by rank */
     hd_seq **place, **merged; /* [n_slot] the same in the order of their rows; for sorting it */
-    int n_since_reorder;
+    int n_since_reorder, n_since_compact; /* steps */
     int n_run;
     int32_t *free_slot; /* [n_slot] stack */
     int n_free_slot;
@@ -73,6 +74,7 @@ struct hd_sched {
         hd_seq *head, *tail;
     } queue[HD_BUCKET_COUNT]; /* waiting, by rank */
     int n_waiting, n_waiting_of[HD_SERVICE_COUNT];
+    int n_batch_left; /* is_static: sequences of the batch that were not admitted yet */
     int n_since_aged; /* admissions since the longest overdue had one */
     hd_service_target target[HD_SERVICE_COUNT];
     hd_fair fair;
@@ -88,7 +90,7 @@ struct hd_sched {
     bool prompts_next; /* unchunked: the next step belongs to a prompt alone */
     int horizon_tok;
     uint64_t n_submit;
-    uint64_t n_preempt, recomputed_tok, n_aged, prompt_tok, hit_tok;
+    uint64_t n_preempt, recomputed_tok, n_aged, n_moved, prompt_tok, hit_tok;
     int32_t *path; /* [n_page_seq] result of a match */
     int32_t *uses; /* [n_page] for the check */
 };
@@ -113,6 +115,9 @@ hd_seq *hd_sched_aged(const hd_sched *s, int64_t now_ns);
 
 /* Renews the order of rows when it is time. */
 void hd_sched_reorder(hd_sched *s);
+
+/* Brings scattered pages of a running sequence together when it is time; the batch is empty. */
+void hd_sched_compact(hd_sched *s, hd_batch *b);
 
 /* Whether step times can be predicted. */
 static inline bool hd_sched_knows(const hd_sched *s) {

@@ -64,6 +64,7 @@ static void preempt(hd_sched *s, hd_seq *q) {
     hd_sched_stop(s, q);
     hd_sched_enqueue(s, q);
     s->n_preempt++;
+    s->n_batch_left++;
 }
 
 /* What a preemption of q costs and frees. Pages that others hold too stay: they are the first ones,
@@ -241,6 +242,7 @@ static void take_pages(hd_sched *s, hd_seq *q, int n_hit) {
 static void start(hd_sched *s, struct plan *p, hd_seq *q, int n_hit) {
     HD_ASSERT(hd_seq_n_known(q) == q->n_tok); /* whoever was preempted has been told since */
     hd_sched_dequeue(s, q);
+    s->n_batch_left--;
     s->n_since_aged++;
     if (q == p->aged) {
         q->bucket = HD_BUCKET_AGED;
@@ -302,7 +304,7 @@ enum admission { ADMITTED, PASSED_OVER, BLOCKED };
 
 static enum admission admit(hd_sched *s, struct plan *p, hd_seq *q) {
     int n_hit;
-    if (s->n_run == s->n_slot) return BLOCKED;
+    if (s->n_run == s->n_slot || (s->c.is_static && s->n_batch_left == 0)) return BLOCKED;
     if (hd_seq_n_known(q) < q->n_tok) return PASSED_OVER; /* preempted just now */
     if (!match(s, q, &n_hit)) return PASSED_OVER;
     if (!has_room(s, p, q, n_hit)) return BLOCKED;
@@ -374,6 +376,8 @@ int hd_sched_plan(hd_sched *s, int64_t now_ns, hd_batch *b) {
                      .is_pressed = hd_sched_is_pressed(s),
                      .aged = hd_sched_aged(s, now_ns)};
     bool prompts_only = s->prompts_next;
+    if (s->n_run == 0) s->n_batch_left = hd_sched_min(s->n_waiting, s->n_slot);
+    hd_sched_compact(s, b);
     make_way(s, &p);
     hd_sched_reorder(s);
     if (prompts_only) plan_prompts(s, &p);
@@ -383,6 +387,7 @@ int hd_sched_plan(hd_sched *s, int64_t now_ns, hd_batch *b) {
         plan_prompts(s, &p);
     }
     s->in_flight = b->n_row > 0;
+    HD_ASSERT(s->in_flight || b->n_copy == 0);
 #ifdef HD_DEBUG
     hd_batch_check(b);
 #endif

@@ -66,6 +66,8 @@ static void choose_config(struct sim *m) {
     c->model_key = rng_next(r);
     c->reorder = (enum hd_reorder)rng_int(r, 0, 3);
     c->reorder_interval = rng_int(r, 1, 8);
+    c->is_static = rng_chance(r, 0.1);
+    c->compact_page_max = rng_chance(r, 0.5) ? 0 : rng_int(r, 1, 20);
     m->n_left = rng_int(r, 10, 60);
     m->arrive_p = rng_chance(r, 0.2) ? 1.0 : 0.02 + 0.3 * rng_int(r, 0, 2);
     m->cancel_p = rng_chance(r, 0.4) ? 0.0 : 0.01 * rng_int(r, 1, 10);
@@ -353,7 +355,7 @@ static void sim_fini(struct sim *m) {
 
 struct totals {
     uint64_t n_finished, n_cancelled, n_refused, n_failed, n_preempt, n_tok_run, recomputed, hit,
-        prompt;
+        prompt, n_moved;
 };
 
 static void run_seed(uint64_t seed, void *totals) {
@@ -374,6 +376,7 @@ static void run_seed(uint64_t seed, void *totals) {
     t->n_tok_run += m.n_tok_run;
     t->recomputed += st.recomputed_tok;
     t->hit += st.hit_tok;
+    t->n_moved += st.n_moved;
     t->prompt += st.prompt_tok;
     sim_fini(&m);
 }
@@ -383,16 +386,18 @@ static void every_request_gets_its_tokens(void **state) {
     struct totals t = {0};
     seeds_run(run_seed, &t);
     print_message("%llu finished, %llu cancelled, %llu refused, %llu steps failed, "
-                  "%llu preemptions, %llu rows, %llu recomputed, %llu of %llu prompt tokens hit\n",
+                  "%llu preemptions, %llu rows, %llu recomputed, %llu of %llu prompt tokens hit, "
+                  "%llu pages moved\n",
                   (unsigned long long)t.n_finished, (unsigned long long)t.n_cancelled,
                   (unsigned long long)t.n_refused, (unsigned long long)t.n_failed,
                   (unsigned long long)t.n_preempt, (unsigned long long)t.n_tok_run,
                   (unsigned long long)t.recomputed, (unsigned long long)t.hit,
-                  (unsigned long long)t.prompt);
+                  (unsigned long long)t.prompt, (unsigned long long)t.n_moved);
     if (seeds_count() < 100) return;
     /* The seeds are worth something only if they reach all this. */
     assert_true(t.n_finished > 0 && t.n_cancelled > 0 && t.n_refused > 0 && t.n_failed > 0);
-    assert_true(t.n_preempt > 100 && t.hit > 0 && t.hit < t.prompt && t.recomputed > 0);
+    assert_true(t.n_moved > 100 && t.n_preempt > 100 && t.hit > 0 && t.hit < t.prompt &&
+                t.recomputed > 0);
 }
 
 int main(int argc, char **argv) {

@@ -239,6 +239,7 @@ static void choose_sched(struct sim *m) {
     c->prefix_cache = rng_chance(r, 0.8);
     c->exact = rng_chance(r, 0.3);
     c->expand_min = rng_int(r, 0, 40);
+    c->compact_page_max = rng_chance(r, 0.5) ? 0 : rng_int(r, 1, 16);
 }
 
 static void sim_init(struct sim *m, uint64_t seed) {

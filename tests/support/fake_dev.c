@@ -5,6 +5,8 @@
 
 #include "base/mem.h"
 
+#include <string.h>
+
 struct row {
     uint64_t tokens, forms;
 };
@@ -74,8 +76,19 @@ static struct row extend(struct row r, int32_t token, uint8_t form) {
                         fake_hash_add(r.forms, (uint64_t)token * 2 + form)};
 }
 
+static void copy_pages(fake_dev *d, const hd_batch *b) {
+    size_t n = (size_t)d->page_tok;
+    for (int i = 0; i < b->n_copy; i++) {
+        assert_true(b->copy_from[i] >= 0 && b->copy_from[i] < d->n_page);
+        assert_true(b->copy_to[i] >= 0 && b->copy_to[i] < d->n_page);
+        memcpy(d->kv + n * (size_t)b->copy_to[i], d->kv + n * (size_t)b->copy_from[i],
+               n * sizeof *d->kv);
+    }
+}
+
 void fake_dev_run(fake_dev *d, const hd_batch *b, int32_t *next) {
     d->n_run++;
+    copy_pages(d, b);
     for (int i = 0; i < b->n_row; i++) {
         int s = b->row_seq[i], pos = b->pos[i], slot = b->seq_slot[s];
         assert_true(slot >= 0 && slot < d->n_slot);
@@ -94,6 +107,7 @@ void fake_dev_run(fake_dev *d, const hd_batch *b, int32_t *next) {
 }
 
 void fake_dev_fail(fake_dev *d, const hd_batch *b) {
+    copy_pages(d, b);
     for (int i = 0; i < b->n_row; i++) {
         d->kv[b->kv_row[i]] = (struct row){++d->garbage, ++d->garbage};
     }

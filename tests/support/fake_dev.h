@@ -25,7 +25,7 @@ void fake_dev_free(fake_dev *d);
 void fake_dev_set_salt(fake_dev *d, int slot, uint64_t salt);
 /* Writes the KV of all rows and next[n_out], which later batches can name by their slot. */
 void fake_dev_run(fake_dev *d, const hd_batch *b, int32_t *next);
-/* A failed step: garbage in all rows that it would have written. */
+/* A failed step: pages are copied, then garbage in all rows that it would have written. */
 void fake_dev_fail(fake_dev *d, const hd_batch *b);
 /* Fails the test unless the KV of the batch's sequence holds these tokens in these forms at each
  * of positions 0..n_tok-1, as its page table shows them. */

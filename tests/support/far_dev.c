@@ -47,6 +47,11 @@ static hd_status far_get(void *ctx, void *to, const void *from, size_t n_byte) {
     memcpy(to, near(from), n_byte);
     return HD_OK;
 }
+static hd_status far_copy(void *ctx, void *to, const void *from, size_t n_byte) {
+    (void)ctx;
+    memcpy(near(to), near(from), n_byte);
+    return HD_OK;
+}
 static hd_status far_reserve(void *ctx, const hd_dev_limits *l) {
     limits = *l;
     return inner.ops->reserve(ctx, l);
@@ -165,7 +170,7 @@ hd_dev test_open_far(void) {
     far_ops.name = "far";
     far_ops.close = far_close;
     far_ops.alloc = far_alloc, far_ops.free = far_free;
-    far_ops.put = far_put, far_ops.get = far_get;
+    far_ops.put = far_put, far_ops.get = far_get, far_ops.copy = far_copy;
     far_ops.n_alloc = far_n_alloc;
     far_ops.reserve = far_reserve;
     far_ops.rehearsal = far_rehearsal, far_ops.rehearse = far_rehearse;

@@ -7,6 +7,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, test } from 'node:test';
 
+import { refuse } from './program.mjs';
+
 const bin = process.env.HADAL_BIN;
 assert.ok(bin, 'HADAL_BIN names the program');
 const folder = mkdtempSync(join(tmpdir(), 'hadal-sim-'));
@@ -60,26 +62,41 @@ test('a fleet shares the load, and classes have bounds of their own', () => {
   const one = report(...load, '--request-rate', '0'), ten = report(...load, '--request-rate', '0', '--replicas', '10');
   assert.equal(ten.replicas, 10);
   assert.ok(ten.e2el_ms.mean < one.e2el_ms.mean);
-  const r = report(...load, '--class-mix', 'chat:1,night:1', '--goodput', 'chat/ttft:0.0001', '--goodput', 'night/ttft:1e8');
-  const [a, b] = ['chat', 'night'].map((name) => r.classes.find((c) => c.class === name));
+  const r = report(...load, '--class-mix', 'interactive:1,offline:1', '--goodput', 'interactive/ttft:0.0001', '--goodput', 'offline/ttft:1e8');
+  const [a, b] = ['interactive', 'offline'].map((name) => r.classes.find((c) => c.class === name));
   assert.equal(a.good, 0);
   assert.equal(b.good, b.sent);
+});
+
+test('requests wait for a whole batch when batching is static', () => {
+  const crowd = [...load, '--request-rate', '0', '--max-num-seqs', '8', '--random-range-ratio', '0.9'];
+  const joined = report(...crowd), batch = report(...crowd, '--no-dynamic-batching');
+  assert.equal(batch.completed, 60);
+  assert.ok(batch.duration_s > joined.duration_s * 1.1 && batch.ttft_ms.mean > joined.ttft_ms.mean);
+});
+
+test('help shows how an option is turned off', () => {
+  const help = sim('--help').stdout;
+  assert.match(help, /^ +--\[no-\]dynamic-batching .*\(default true\)$/m);
+  assert.match(help, /^ +--\[no-\]json +machine-readable output$/m);
 });
 
 test('what is wrong is refused', () => {
   const refused = [
     [/--cost: expected a cost profile/, run('sim')],
-    [/no such file/, run('sim', '--cost', join(folder, 'gone'))],
-    [/not valid JSON/, run('sim', '--cost', trace, ...load)],
     [/--find-max-load: expected bounds by --goodput/, sim('--find-max-load')],
-    [/--goodput: expected ttft:MS/, sim('--goodput', 'chat/x:1')],
+    [/--goodput: expected ttft:MS/, sim('--goodput', 'batch/x:1')],
+    [/--goodput: .*interactive, standard, batch or offline .*found "bacth\/ttft:1"/, sim('--goodput', 'bacth/ttft:1')],
+    [/--class-mix: expected class interactive, .* found "bacth"/, sim('--class-mix', 'bacth:1')],
     [/the bounds cannot be kept/, sim(...load, '--goodput', 'ttft:1e-6', '--find-max-load')],
     [/--watts-idle: expected at most --watts-busy/, sim('--watts-idle', '3')],
     [/--class-mix: expected at most 8 of NAME:SHARE/, sim('--class-mix', 'a')],
   ];
   for (const [what, r] of refused) {
-    assert.equal(r.status, 1, r.stdout);
+    assert.equal(r.status, 2, r.stdout);
     assert.match(r.stderr, what);
   }
+  refuse(1, /no such file/, 'sim', '--cost', join(folder, 'gone'));
+  refuse(1, /not valid JSON/, 'sim', '--cost', trace, ...load);
   assert.equal(sim('more').status, 2);
 });

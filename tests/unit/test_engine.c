@@ -207,7 +207,7 @@ static void random_request(hd_engine *e, gen *g, int n_prompt_max, int n_new_max
 typedef struct variant {
     const char *name;
     int n_thread, batched, chunk, block, pool_tok, n_seq;
-    bool unchunked, prefix, must_preempt, must_hit;
+    bool unchunked, prefix, must_preempt, must_hit, must_move;
 } variant;
 
 static const variant variants[] = {
@@ -219,13 +219,18 @@ static const variant variants[] = {
     {.name = "chunk 16", .chunk = 16},
     {.name = "chunk 33", .chunk = 33, .n_thread = 2},
     {.name = "unchunked", .batched = 352, .unchunked = true},
-    {.name = "pages of 1", .block = 1},
+    {.name = "pages of 1", .block = 1, .must_move = true},
     {.name = "pages of 7", .block = 7},
     {.name = "pages of 64", .block = 64},
     {.name = "small pool", .pool_tok = 352, .block = 4},
     {.name = "small pool, chunk 5", .pool_tok = 352, .block = 4, .chunk = 5},
     {.name = "prefixes", .prefix = true, .must_hit = true},
     {.name = "prefixes, small pool", .prefix = true, .pool_tok = 352, .block = 4, .must_hit = true},
+    {.name = "prefixes, pages of 1",
+     .prefix = true,
+     .block = 1,
+     .must_hit = true,
+     .must_move = true},
     {.name = "3 sequences", .n_seq = 3},
 };
 
@@ -263,6 +268,7 @@ static void run_variant(const variant *v, hd_engine_config c, const gen *alone, 
     assert_int_equal(s.n_finished, n);
     if (v->must_preempt && s.n_preempt == 0) fail_msg("%s: nothing was preempted", v->name);
     if (v->must_hit && n_hit == 0) fail_msg("%s: nothing was reused", v->name);
+    if (v->must_move && s.n_page_moved == 0) fail_msg("%s: no page was moved", v->name);
     if (!v->prefix) assert_int_equal(n_hit, 0);
     engine_close(e);
 }

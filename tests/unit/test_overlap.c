@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N_REQUEST = 14, N_NEW_MAX = 24, N_PAGE = 12, PAGE_TOK = 4, N_SEQ = 5, N_CTX = 40 };
+enum { N_REQUEST = 40, N_NEW_MAX = 24, N_PAGE = 64, PAGE_TOK = 1, N_SEQ = 5, N_CTX = 40 };
 
 typedef struct answer {
     int32_t prompt[N_CTX], token[N_NEW_MAX];
@@ -73,7 +73,8 @@ static void open_rig(rig *g, const char *family, hd_dev dev) {
                                   .n_page = N_PAGE,
                                   .page_tok = PAGE_TOK,
                                   .expand_min = 8,
-                                  .prefix_cache = true},
+                                  .prefix_cache = true,
+                                  .compact_page_max = 16},
                         .n_queue_max = N_REQUEST,
                         .clock = {.now_ns = virtual_now, .ctx = &g->now_ns},
                         .stepper = {.enqueue = enqueue,
@@ -147,6 +148,7 @@ static void overlap_changes_no_token(void **state) {
     (void)state;
     static const char *const families[] = {"v3", "v2-lite-yarn", "llama"};
     static rig alone, behind;
+    uint64_t n_page_moved = 0; /* while their requests ran */
     for (size_t f = 0; f < HD_COUNT_OF(families); f++) {
         hd_dev ref;
         assert_ok(hd_dev_open("ref", NULL, &ref));
@@ -160,6 +162,7 @@ static void overlap_changes_no_token(void **state) {
         hd_engine_stats s;
         hd_loop_get_stats(behind.loop, &s);
         assert_true(s.n_preempt > 0);
+        n_page_moved += s.n_page_moved;
         int n_kind[HD_FINISH_ERROR + 1] = {0};
         for (int i = 0; i < N_REQUEST; i++) {
             const answer *a = &alone.answer[i], *b = &behind.answer[i];
@@ -176,6 +179,7 @@ static void overlap_changes_no_token(void **state) {
         close_rig(&alone);
         close_rig(&behind);
     }
+    assert_true(n_page_moved > 0);
 }
 
 /* A device that breaks while a step is under way ends every request with that. */

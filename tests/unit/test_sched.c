@@ -557,6 +557,70 @@ static void distrusted_pages_are_not_reused(void **state) {
     teardown(&f);
 }
 
+/* Pages of the batch's only sequence that do not follow the one before. */
+static int jumps(const hd_batch *b) {
+    int n = 0;
+    assert_int_equal(b->n_seq, 1);
+    for (int i = 1; i < b->n_page; i++) n += b->page[i] != b->page[i - 1] + 1;
+    return n;
+}
+
+/* Sequences that decode side by side take pages in turn; the one that is left has its own moved, in
+ * copies that never overwrite what is still to be copied. */
+static void scattered_pages_are_brought_together(void **state) {
+    (void)state;
+    enum { N = 4 };
+    for (int has_prefixes = 0; has_prefixes < 2; has_prefixes++) {
+        hd_sched_config c = config();
+        c.prefix_cache = has_prefixes;
+        c.n_page = 75; /* 18 pages each, so that what is cached stands in the way */
+        c.compact_page_max = 16;
+        struct fixture f = setup(c);
+        hd_seq *q[N];
+        for (int i = 0; i < N; i++) {
+            q[i] = seq(&f, 1000 * i, 8, i == 0 ? 400 : 136);
+            assert_ok(hd_sched_submit(f.s, q[i]));
+        }
+        while (hd_seq_get_state(q[N - 1]) != HD_SEQ_DONE) step(&f);
+        step(&f);
+        int n_before = jumps(&f.b), n_copy = 0;
+        hd_sched_stats st;
+        hd_sched_get_stats(f.s, &st);
+        uint64_t n_moved = st.n_moved;
+        for (int i = 0; i < 140; i++) {
+            step(&f);
+            n_copy += f.b.n_copy;
+        }
+        hd_sched_get_stats(f.s, &st);
+        assert_true(st.n_moved > n_moved && n_copy >= (int)(st.n_moved - n_moved));
+        assert_true(n_before >= 8 && jumps(&f.b) < n_before);
+        while (step(&f) > 0) continue;
+        for (int i = 0; i < N; i++) hd_seq_free(q[i]);
+        teardown(&f);
+    }
+}
+
+/* A batch at a time: who comes later waits until the last one has ended. */
+static void a_static_batch_is_closed(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    c.is_static = true;
+    struct fixture f = setup(c);
+    hd_seq *q[3] = {seq(&f, 0, 8, 5), seq(&f, 100, 8, 20), seq(&f, 200, 8, 5)};
+    for (int i = 0; i < 2; i++) assert_ok(hd_sched_submit(f.s, q[i]));
+    step(&f);
+    assert_ok(hd_sched_submit(f.s, q[2]));
+    while (hd_seq_get_state(q[1]) != HD_SEQ_DONE) {
+        assert_int_equal(hd_seq_get_state(q[2]), HD_SEQ_WAITING);
+        step(&f);
+    }
+    assert_int_equal(hd_seq_get_state(q[0]), HD_SEQ_DONE);
+    while (step(&f) > 0) continue;
+    assert_int_equal(hd_seq_get_state(q[2]), HD_SEQ_DONE);
+    for (int i = 0; i < 3; i++) hd_seq_free(q[i]);
+    teardown(&f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(repeat_hits_all_whole_pages_but_the_last_token),
@@ -575,6 +639,8 @@ int main(void) {
         cmocka_unit_test(preemption_does_not_thrash),
         cmocka_unit_test(readmission_takes_only_its_own_forms),
         cmocka_unit_test(distrusted_pages_are_not_reused),
+        cmocka_unit_test(scattered_pages_are_brought_together),
+        cmocka_unit_test(a_static_batch_is_closed),
         cmocka_unit_test(nothing_is_allocated_while_running),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

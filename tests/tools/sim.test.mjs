@@ -72,7 +72,7 @@ test('requests wait for a whole batch when batching is static', () => {
   const crowd = [...load, '--request-rate', '0', '--max-num-seqs', '8', '--random-range-ratio', '0.9'];
   const joined = report(...crowd), batch = report(...crowd, '--no-dynamic-batching');
   assert.equal(batch.completed, 60);
-  assert.ok(batch.duration_s > joined.duration_s * 1.1 && batch.ttft_ms.mean > joined.ttft_ms.mean);
+  assert.ok(batch.steps > joined.steps, `${batch.steps} ${joined.steps}`);
 });
 
 test('help shows how an option is turned off', () => {

@@ -1,11 +1,16 @@
-/* Repacking of quantised weights: 16 outputs x 256 inputs at a time, first every code in a byte of
- * its own (formats differ in where they keep them), then into planes, four inputs of an output
- * moving as one 32-bit word. */
+/* Repacking of quantised weights: 16 outputs x 256 inputs at a time. Of each output first every
+ * code in a byte of its own (formats differ in where they keep them), then its part of the planes,
+ * four inputs a 32-bit word; then the words of 16 outputs are put side by side.
+ *
+ * A model of 10 GB is packed while it is read, so this has to keep up with memory: everything that
+ * depends on the format alone is decided by the compiler, in a copy of the code for each. */
 #include "cpu/pack.h"
 
 #include "base/status.h"
 
 #include <string.h>
+
+#define ALWAYS static inline __attribute__((always_inline))
 
 enum { n_lane = HD_CPU_STRIP_OUT, n_word = HD_CPU_SUPER / 4 };
 
@@ -33,27 +38,33 @@ size_t hd_cpu_packed_bytes(enum hd_format f, int n_in, int n_out) {
 /* ---- Codes of one output, a byte each ---- */
 
 /* 16 bytes of two halves: elements 0 to 15, and 16 to 31. */
-static void halves(const unsigned char *qs, unsigned char *code) {
+ALWAYS void halves(const unsigned char *qs, unsigned char *code) {
     for (int j = 0; j < 16; j++) {
         code[j] = qs[j] & 15;
         code[j + 16] = qs[j] >> 4;
     }
 }
 
-static void fifth_bits(const unsigned char *qh, unsigned char *code) {
-    for (int j = 0; j < 32; j++)
-        code[j] = (unsigned char)(code[j] | (qh[j / 8] >> (j % 8) & 1) << 4);
+/* Eight bits at a time: each to its byte, where it becomes the highest, then the fifth. */
+ALWAYS void fifth_bits(const unsigned char *qh, unsigned char *code) {
+    for (int j = 0; j < 32; j += 8) {
+        uint64_t bits = qh[j / 8] * 0x0101010101010101u & 0x8040201008040201u, eight;
+        bits = ((bits + 0x00406070787C7E7Fu) & 0x8080808080808080u) >> 3;
+        memcpy(&eight, code + j, sizeof eight);
+        eight |= bits;
+        memcpy(code + j, &eight, sizeof eight);
+    }
 }
 
 /* Elements 32 s + l of a K-quant, from bits `shift` of byte l of a run of 32. */
-static void bits_of(const unsigned char *from, int shift, int mask, int up, unsigned char *code) {
+ALWAYS void bits_of(const unsigned char *from, int shift, int mask, int up, unsigned char *code) {
     for (int l = 0; l < 32; l++)
         code[l] = (unsigned char)(code[l] | ((from[l] >> shift) & mask) << up);
 }
 
-static void k_codes(enum hd_format f, const unsigned char *p, unsigned char *code) {
+ALWAYS void k_codes(enum hd_format f, const unsigned char *p, unsigned char *code) {
     memset(code, 0, HD_CPU_SUPER);
-    for (int s = 0; s < 8; s++, code += 32) {
+    _Pragma("GCC unroll 8") for (int s = 0; s < 8; s++, code += 32) {
         switch (f) {
         case HD_Q5_K: bits_of(p + 16, s, 1, 4, code); /* fall through */
         case HD_Q4_K:
@@ -74,7 +85,7 @@ static void k_codes(enum hd_format f, const unsigned char *p, unsigned char *cod
 }
 
 /* Of n blocks of 32 at p. */
-static void codes(enum hd_format f, const unsigned char *p, int n, unsigned char *code) {
+ALWAYS void codes(enum hd_format f, const unsigned char *p, int n, unsigned char *code) {
     const hd_format_info *info = hd_format_get(f);
     if (info->block_elems == HD_CPU_SUPER) {
         k_codes(f, p, code);
@@ -103,7 +114,7 @@ static void codes(enum hd_format f, const unsigned char *p, int n, unsigned char
 /* ---- Heads ---- */
 
 /* number [count][16] of six bits. */
-static void put_six_bits(unsigned char number[][HD_CPU_STRIP_OUT], int count, unsigned char *dst) {
+ALWAYS void put_six_bits(unsigned char number[][HD_CPU_STRIP_OUT], int count, unsigned char *dst) {
     for (int i = 0; i < count; i += 2, dst += n_lane)
         for (int o = 0; o < n_lane; o++)
             dst[o] = (unsigned char)((number[i][o] & 15) | (number[i + 1][o] & 15) << 4);
@@ -113,7 +124,7 @@ static void put_six_bits(unsigned char number[][HD_CPU_STRIP_OUT], int count, un
                                      (number[i + 2][o] >> 4) << 4 | (number[i + 3][o] >> 4) << 6);
 }
 
-static void six_bit_numbers(enum hd_format f, const unsigned char *p, int o,
+ALWAYS void six_bit_numbers(enum hd_format f, const unsigned char *p, int o,
                             unsigned char number[][HD_CPU_STRIP_OUT]) {
     for (int j = 0; j < 8; j++) {
         const unsigned char *s = p + 4; /* Q4_K and Q5_K: scales[12], eight and eight minimums */
@@ -135,7 +146,7 @@ static void six_bit_numbers(enum hd_format f, const unsigned char *p, int o,
     }
 }
 
-static void put_head(enum hd_format f, const unsigned char *const *block, int n,
+ALWAYS void put_head(enum hd_format f, const unsigned char *const *block, int n,
                      unsigned char *dst) {
     enum hd_cpu_head head = hd_cpu_layout_of(f).head;
     int stride = hd_format_get(f)->block_bytes;
@@ -175,41 +186,68 @@ static void put_head(enum hd_format f, const unsigned char *const *block, int n,
 
 /* ---- Planes ---- */
 
-/* Bits `shift` .. of n words' bytes into fewer vectors: 8 / bits groups of words share one. For 4
- * bits, group g shares with g + 4; for fewer, with its neighbours. */
-static void put_plane(uint32_t word[][HD_CPU_STRIP_OUT], int bits, int shift, unsigned char *dst) {
-    uint32_t mask = (bits == 8 ? 0xFFu : (1u << bits) - 1) * 0x01010101u;
-    for (int v = 0; v < bits; v++, dst += 64) {
-        uint32_t sum[HD_CPU_STRIP_OUT] = {0};
+/* Bits `shift` .. of the bytes of 32 codes into fewer words: 8 / bits groups of words share one.
+ * For 4 bits, group g shares with g + 4; for fewer, with its neighbours. */
+ALWAYS void put_plane(const unsigned char *code, int bits, int shift, uint32_t *out) {
+    uint32_t mask = (bits == 8 ? 0xFFu : (1u << bits) - 1) * 0x01010101u, word[8];
+    memcpy(word, code, sizeof word);
+    _Pragma("GCC unroll 8") for (int v = 0; v < bits; v++) {
         int first = bits == 2 ? 4 * v : v, step = bits == 4 ? 4 : 1;
-        for (int i = 0; i < 8 / bits; i++)
-            for (int o = 0; o < n_lane; o++)
-                sum[o] |= (word[first + step * i][o] >> shift & mask) << (bits * i);
-        memcpy(dst, sum, sizeof sum);
+        uint32_t sum = 0;
+        _Pragma("GCC unroll 8") for (int i = 0; i < 8 / bits; i++) sum |=
+            (word[first + step * i] >> shift & mask) << (bits * i);
+        out[v] = sum;
     }
 }
 
-static void pack_super(enum hd_format f, const unsigned char *const *block, int n_sub,
+/* Words of an output, in the order of their vectors. */
+ALWAYS void put_planes(hd_cpu_layout l, const unsigned char *code, int n_sub, uint32_t *out) {
+    uint32_t *high = out + n_sub * l.low_bits;
+    for (int s = 0; s < n_sub; s++) {
+        put_plane(code + 32 * s, l.low_bits, 0, out + s * l.low_bits);
+        if (l.high_bits > 0)
+            put_plane(code + 32 * s, l.high_bits, l.low_bits, high + s * l.high_bits);
+    }
+}
+
+typedef uint32_t quad __attribute__((vector_size(16)));
+
+/* dst [n, 16] = the transpose of word [16, n], whose rows have zeros up to a multiple of 4. */
+ALWAYS void put_lanes(uint32_t word[][n_word], int n, unsigned char *dst) {
+    for (int w = 0; w < n; w += 4) {
+        for (int o = 0; o < n_lane; o += 4) {
+            quad r[4], t[4];
+            for (int i = 0; i < 4; i++) memcpy(&r[i], &word[o + i][w], sizeof r[i]);
+            t[0] = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5);
+            t[1] = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
+            t[2] = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
+            t[3] = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+            r[0] = __builtin_shufflevector(t[0], t[1], 0, 1, 4, 5);
+            r[1] = __builtin_shufflevector(t[0], t[1], 2, 3, 6, 7);
+            r[2] = __builtin_shufflevector(t[2], t[3], 0, 1, 4, 5);
+            r[3] = __builtin_shufflevector(t[2], t[3], 2, 3, 6, 7);
+            for (int i = 0; i < 4 && w + i < n; i++)
+                memcpy(dst + 64 * (w + i) + 4 * o, &r[i], sizeof r[i]);
+        }
+    }
+}
+
+ALWAYS void pack_super(enum hd_format f, const unsigned char *const *block, int n_sub,
                        unsigned char *dst) {
     hd_cpu_layout l = hd_cpu_layout_of(f);
-    uint32_t word[n_word][HD_CPU_STRIP_OUT], row[n_word];
+    _Alignas(16) uint32_t word[HD_CPU_STRIP_OUT][n_word];
     unsigned char code[HD_CPU_SUPER];
+    int n = n_sub * (l.low_bits + l.high_bits);
     for (int o = 0; o < n_lane; o++) {
         codes(f, block[o], n_sub, code);
-        memcpy(row, code, sizeof row);
-        for (int i = 0; i < 8 * n_sub; i++) word[i][o] = row[i];
+        put_planes(l, code, n_sub, word[o]);
+        for (int i = n; i % 4 != 0; i++) word[o][i] = 0;
     }
     put_head(f, block, n_sub, dst);
-    dst += hd_cpu_head_bytes(l.head, n_sub);
-    unsigned char *high = dst + low_bytes(&l, n_sub);
-    for (int s = 0; s < n_sub; s++) {
-        put_plane(word + 8 * s, l.low_bits, 0, dst + 64 * l.low_bits * s);
-        if (l.high_bits > 0)
-            put_plane(word + 8 * s, l.high_bits, l.low_bits, high + 64 * l.high_bits * s);
-    }
+    put_lanes(word, n, dst + hd_cpu_head_bytes(l.head, n_sub));
 }
 
-void hd_cpu_pack(enum hd_format f, int n_in, int n_out, const void *src, void *dst) {
+ALWAYS void pack_rows(enum hd_format f, int n_in, int n_out, const void *src, void *dst) {
     static const unsigned char zero[8 * 34]; /* the longest run of blocks of a super-block */
     hd_cpu_layout l = hd_cpu_layout_of(f);
     const hd_format_info *info = hd_format_get(f);
@@ -229,5 +267,17 @@ void hd_cpu_pack(enum hd_format f, int n_in, int n_out, const void *src, void *d
             pack_super(f, block, n_sub, to);
             to += super_bytes(&l, n_sub);
         }
+    }
+}
+
+void hd_cpu_pack(enum hd_format f, int n_in, int n_out, const void *src, void *dst) {
+    switch (f) {
+#define HD_CPU_PACKED(id, low, high, head, offset, table)                                          \
+    case HD_##id:                                                                                  \
+        pack_rows(HD_##id, n_in, n_out, src, dst);                                                 \
+        return;
+#include "cpu/packed.def"
+#undef HD_CPU_PACKED
+    default: HD_ASSERT(0 && "a format that is repacked");
     }
 }

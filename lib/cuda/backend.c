@@ -48,6 +48,7 @@ static void close_cuda(void *ctx) {
     (void)hd_cuda_settle(c);
     hd_cuda_free_step(c);
     hd_cuda_plan_fini(&c->plan);
+    hd_cuda_forms_fini(c);
     for (int i = 0; i < HD_DEV_STEPS; i++) {
         if (c->stage[i].copied) (void)cudaEventDestroy(c->stage[i].copied);
         if (c->result[i].arrived) (void)cudaEventDestroy(c->result[i].arrived);

@@ -23,6 +23,16 @@ typedef struct hd_cuda_result {
 typedef struct hd_cuda_graphs hd_cuda_graphs; /* graph.c */
 typedef struct hd_cuda_loader hd_cuda_loader; /* load.c */
 
+/* Rows of a step side by side that are of one form, and all of them. */
+typedef struct hd_cuda_stretch {
+    int first, n;
+    bool is_expanded;
+} hd_cuda_stretch;
+typedef struct hd_cuda_stretches {
+    hd_cuda_stretch *of; /* [n] of n_row rows */
+    int n, n_row, room;
+} hd_cuda_stretches;
+
 typedef struct hd_cuda {
     struct cudaDeviceProp prop;
     int ordinal;
@@ -39,11 +49,13 @@ typedef struct hd_cuda {
     hd_cuda_stage stage[HD_DEV_STEPS];
     int stage_ix;
     hd_cuda_result result[HD_DEV_STEPS];
-    size_t batch_room;  /* bytes of each stage's host memory, and of the next */
-    char *batch_memory; /* the arrays of `batch` */
-    hd_batch batch;     /* of the last upload: arrays on the device */
-    int n_unit;         /* units of its longest sequence, at least */
-    hd_cuda_plan plan;  /* of its attention, and on the device: */
+    size_t batch_room;            /* bytes of each stage's host memory, and of the next */
+    char *batch_memory;           /* the arrays of `batch` */
+    hd_batch batch;               /* of the last upload: arrays on the device */
+    hd_cuda_stretches rows, outs; /* of its rows, of its output rows */
+    bool is_expanded;  /* of a deterministic step the rows at hand are: products of many rows */
+    int n_unit;        /* units of its longest sequence, at least */
+    hd_cuda_plan plan; /* of its attention, and on the device: */
     const hd_cuda_split_row *split_row;
     const hd_cuda_expand_task *expand_task;
     const hd_cuda_flash_task *flash_task;
@@ -167,11 +179,23 @@ hd_status hd_cuda_settle(void *ctx);
 HD_MUST_CHECK hd_status hd_cuda_reserve_step(hd_cuda *c);
 void hd_cuda_free_step(hd_cuda *c);
 
+/* ---- form.c: the forms of a step's rows (the host's batch, filled up) ---- */
+
+void hd_cuda_forms_reserve(hd_cuda *c, int n_row);
+void hd_cuda_forms_fini(hd_cuda *c);
+void hd_cuda_forms_make(hd_cuda *c, const hd_batch *b);
+
 /* ---- ops.c: enqueue now; memory.c, step.c ---- */
 
 #define HD_OP(name, what) void hd_cuda_now_##name(void *ctx, const struct hd_op_##name *args);
 #include "dev/op.def"
 #undef HD_OP
+/* Of those that form.c cuts, some rows. */
+void hd_cuda_rows_mla_qkv(hd_cuda *c, const struct hd_op_mla_qkv *args);
+void hd_cuda_rows_proj_add(hd_cuda *c, const struct hd_op_proj_add *args);
+void hd_cuda_rows_ffn(hd_cuda *c, const struct hd_op_ffn *args);
+void hd_cuda_rows_moe(hd_cuda *c, const struct hd_op_moe *args);
+void hd_cuda_rows_head(hd_cuda *c, const struct hd_op_head *args);
 hd_status hd_cuda_reserve(void *ctx, const hd_dev_limits *limits);
 hd_status hd_cuda_upload(void *ctx, const hd_batch *b, const hd_batch **out);
 hd_status hd_cuda_send(void *ctx, int ix, const void *from, size_t n_byte);

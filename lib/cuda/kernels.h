@@ -11,10 +11,10 @@
  * that are below the last one kept are left out.
  *
  * Order (determinism level 1). A sum over inputs is cut into HD_CUDA_SLICES runs of whole blocks of
- * 32, by the number of inputs alone; inside of a run it goes block by block, and the runs are added
- * in order. A sum over positions is cut into units of HD_CUDA_UNIT positions from position 0,
- * merged in order. Which threads compute a run or a unit, and for how many rows at once, differs by
- * shape; the operations on the numbers of a row do not. */
+ * 32, by their number alone, block by block, and the runs are added in order; gemm_wgmma.cu has an
+ * order of its own (form.c). A sum over positions is cut into units of HD_CUDA_UNIT positions, from
+ * position 0, merged in order. Which threads compute a run or a unit, and how many rows at once,
+ * differs by shape; the operations on the numbers of a row do not. */
 #ifndef HD_CUDA_KERNELS_H
 #define HD_CUDA_KERNELS_H
 

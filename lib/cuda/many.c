@@ -9,7 +9,9 @@
 static size_t wide(int n) { return ((size_t)n + 7) / 8 * 8; }
 
 static bool is_mine(const hd_cuda *c, int n_row, const hd_weight *w) {
-    if (n_row < HD_CUDA_GEMM_MIN || !hd_cuda_rounds(c, w->format) || w->n_in < 8) return false;
+    if ((n_row < HD_CUDA_GEMM_MIN && !c->is_expanded) || !hd_cuda_rounds(c, w->format) ||
+        w->n_in < 8)
+        return false;
     return w->format == HD_BF16 || 2 * hd_cuda_decoded_bytes(hd_cuda_mat_of(w)) <= c->decoded_bytes;
 }
 
@@ -183,7 +185,7 @@ static void combine(hd_cuda *c, const struct hd_op_moe *a, bool is_rounded) {
 /* The routed experts and the shared one side by side. */
 bool hd_cuda_many_moe(hd_cuda *c, const struct hd_op_moe *a) {
     int n_pick = a->n_row * a->n_used, n_expert = a->gate->n_mat, n = a->shared_gate ? 2 : 1;
-    if (n_pick < n_expert * HD_CUDA_GEMM_PICKS) return false;
+    if (n_pick < n_expert * HD_CUDA_GEMM_PICKS && !c->is_expanded) return false;
     if (!is_ffn_mine(c, a->n_row, a->gate, a->up, a->down)) return false;
     if (n == 2 && !is_ffn_mine(c, a->n_row, a->shared_gate, a->shared_up, a->shared_down))
         return false;

@@ -3,7 +3,8 @@
  * Which kernel a product y = W x of R rows takes, the first that can:
  *
  * - many.c: it rounds, R >= HD_CUDA_GEMM_MIN (and HD_CUDA_GEMM_PICKS rows an expert), weights are
- *   BF16 or have room to be decoded. gemm_wgmma.cu; before sm_90, or under --deterministic,
+ *   BF16 or have room to be decoded. gemm_wgmma.cu, or gemm_mma.cu before sm_90. Under
+ *   --deterministic (form.c) rows of the expanded form always, those of the absorbed form in
  *   gemm_mma.cu.
  * - stream.cuh: it rounds, R <= 2 * HD_CUDA_MANY_ROWS (tiles of an expert: HD_CUDA_FEW_ROWS), a
  *   row's inputs have room in shared memory.
@@ -51,8 +52,7 @@ void hd_cuda_now_embed(void *ctx, const struct hd_op_embed *args) {
     hd_cuda_run_embed(args, hd_cuda_mat_of(args->table), c->stream);
 }
 
-void hd_cuda_now_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
-    hd_cuda *c = ctx;
+void hd_cuda_rows_mla_qkv(hd_cuda *c, const struct hd_op_mla_qkv *args) {
     const struct hd_op_mla_qkv *a = args;
     int n_row = a->batch->n_row;
     HD_ASSERT(n_row <= c->limits.n_row);
@@ -94,9 +94,9 @@ void hd_cuda_now_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
     hd_cuda_run_gqa_finish(a, k, v, c->kv_lost, c->stream);
 }
 
-void hd_cuda_now_proj_add(void *ctx, const struct hd_op_proj_add *args) {
-    if (hd_cuda_many_proj_add(ctx, args)) return;
-    run_mul(ctx, args->w, args->a, args->x, args->n_row,
+void hd_cuda_rows_proj_add(hd_cuda *c, const struct hd_op_proj_add *args) {
+    if (hd_cuda_many_proj_add(c, args)) return;
+    run_mul(c, args->w, args->a, args->x, args->n_row,
             args->is_partial ? HD_CUDA_STORE : HD_CUDA_ADD);
 }
 
@@ -108,8 +108,7 @@ static hd_cuda_mul gated(const hd_cuda *c, const hd_weight *gate, const hd_weigh
     return m;
 }
 
-void hd_cuda_now_ffn(void *ctx, const struct hd_op_ffn *args) {
-    hd_cuda *c = ctx;
+void hd_cuda_rows_ffn(hd_cuda *c, const struct hd_op_ffn *args) {
     HD_ASSERT(args->n_row <= c->limits.n_row);
     if (hd_cuda_many_ffn(c, args)) return;
     hd_cuda_norm normed = {.x = args->x,
@@ -201,8 +200,7 @@ static bool is_sorted(const hd_cuda *c, const struct hd_op_moe *a) {
     return is_whole && c->sorted == a->expert && c->sorted_rows == a->n_row;
 }
 
-void hd_cuda_now_moe(void *ctx, const struct hd_op_moe *args) {
-    hd_cuda *c = ctx;
+void hd_cuda_rows_moe(hd_cuda *c, const struct hd_op_moe *args) {
     const struct hd_op_moe *a = args;
     HD_ASSERT(a->n_row <= c->limits.n_row && a->n_used <= c->limits.n_used);
     HD_ASSERT(a->gate->n_mat <= c->limits.n_expert);
@@ -229,8 +227,7 @@ void hd_cuda_now_moe(void *ctx, const struct hd_op_moe *args) {
                         c->stream);
 }
 
-void hd_cuda_now_head(void *ctx, const struct hd_op_head *args) {
-    hd_cuda *c = ctx;
+void hd_cuda_rows_head(hd_cuda *c, const struct hd_op_head *args) {
     HD_ASSERT(args->n_out <= c->limits.n_out || args->n_out <= c->limits.n_row);
     if (hd_cuda_many_head(c, args)) return;
     hd_cuda_norm normed = {.x = args->x,

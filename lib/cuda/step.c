@@ -94,6 +94,7 @@ static hd_status make_room_for(hd_cuda *c, const hd_batch *b) {
         hd_cuda_plan_fini(&c->plan);
         hd_cuda_plan_init(&c->plan, &sizes, c->flash_rule, c->n_room);
     }
+    hd_cuda_forms_reserve(c, sizes.n_row_max);
     return make_room(c, room_of(&sizes, &c->plan));
 }
 
@@ -182,6 +183,7 @@ hd_status hd_cuda_upload(void *ctx, const hd_batch *b, const hd_batch **out) {
     copy_arrays(b, &staged);
     fill_up(c, b, &staged);
     hd_cuda_plan_make(&c->plan, &staged);
+    hd_cuda_forms_make(c, &staged);
     memcpy(split, c->plan.row, ((size_t)staged.n_row + 1) * sizeof *split);
     c->split_row = split_device;
     add_plan(c, &host, &device);

@@ -56,15 +56,20 @@ static void close_cuda(void *ctx) {
     (void)cudaFree(c->scratch);
     (void)cudaFree(c->decoded);
     hd_cuda_part(c);
-    (void)cudaFreeHost(c->kv_lost);
+    (void)cudaFree(c->kv_lost);
+    (void)cudaFreeHost(c->kv_lost_seen);
     if (c->stream) (void)cudaStreamDestroy(c->stream);
     hd_free(c);
 }
 
 static hd_status open_queue(hd_cuda *c) {
-    HD_TRY(hd_cuda_told(
-        cudaHostAlloc((void **)&c->kv_lost, sizeof *c->kv_lost, cudaHostAllocMapped), "memory"));
-    *c->kv_lost = 0;
+    void *lost, *seen;
+    HD_TRY(hd_cuda_alloc(c, sizeof *c->kv_lost, "a count", &lost));
+    c->kv_lost = lost;
+    HD_TRY(hd_cuda_alloc_host(c, sizeof *c->kv_lost_seen, "a count", &seen));
+    c->kv_lost_seen = seen;
+    *c->kv_lost_seen = 0;
+    HD_TRY(hd_cuda_told(cudaMemset(lost, 0, sizeof *c->kv_lost), "a count"));
     HD_TRY(hd_cuda_told(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "a stream"));
     for (int i = 0; i < HD_DEV_STEPS; i++) {
         cudaEvent_t *event[2] = {&c->stage[i].copied, &c->result[i].arrived};
@@ -114,7 +119,7 @@ static bool supports_kv(void *ctx, enum hd_kv_type t) {
 
 static uint64_t kv_lost(void *ctx) {
     const hd_cuda *c = ctx;
-    return __atomic_load_n(c->kv_lost, __ATOMIC_RELAXED);
+    return __atomic_load_n(c->kv_lost_seen, __ATOMIC_RELAXED);
 }
 
 static const char *kernel(void *ctx, enum hd_op op, enum hd_format f) {
@@ -163,6 +168,7 @@ static hd_status get(void *ctx, void *to, const void *from, size_t n_byte) {
     HD_TRY(hd_cuda_told(cudaGetLastError(), "a kernel"));
     HD_TRY(hd_cuda_told(cudaMemcpyAsync(to, from, n_byte, cudaMemcpyDeviceToHost, c->stream),
                         "copy from the device"));
+    HD_TRY(hd_cuda_see_lost(c));
     return hd_cuda_told(cudaStreamSynchronize(c->stream), "a step");
 }
 

@@ -10,7 +10,7 @@ static __device__ __forceinline__ uint32_t size_bits(float v) {
 }
 
 static __device__ void count_lost(unsigned long long *lost, int n) {
-    if (n > 0) atomicAdd_system(lost, (unsigned long long)n); // rare: no number, or too large a one
+    if (n > 0) atomicAdd(lost, (unsigned long long)n); // rare: no number, or too large a one
 }
 
 // One group by one warp.

@@ -101,22 +101,38 @@ static hd_status load(void) {
     return HD_OK;
 }
 
-/* A rank's communicator. Another rank's thread may abort it, which frees it. */
+/* A rank's communicator. Any rank's thread may abort it: what waits on the device ends at once, but
+ * ncclCommAbort, like ncclCommDestroy, returns when no graph holds a collective any more, which is
+ * when the rank's device has been closed. So it has a thread of its own. */
 typedef struct nccl_link {
-    pthread_mutex_t lock;
-    ncclComm_t comm; /* NULL: aborted */
+    pthread_mutex_t lock; /* of comm and is_aborted */
+    ncclComm_t comm;      /* NULL: aborted */
+    bool is_aborted;
+    ncclComm_t aborted; /* the aborter's alone */
+    pthread_t aborter;
 } nccl_link;
+
+static void *abort_nccl(void *arg) {
+    nccl_link *l = arg;
+    (void)nccl.ncclCommAbort(l->aborted);
+    return NULL;
+}
 
 static void cancel_nccl(void *handle) {
     nccl_link *l = handle;
     pthread_mutex_lock(&l->lock);
-    if (l->comm) (void)nccl.ncclCommAbort(l->comm);
-    l->comm = NULL;
+    if (l->comm) {
+        l->aborted = l->comm;
+        l->comm = NULL;
+        l->is_aborted = pthread_create(&l->aborter, NULL, abort_nccl, l) == 0;
+    }
     pthread_mutex_unlock(&l->lock);
 }
 
+/* After the devices. */
 static void close_nccl(void *handle) {
     nccl_link *l = handle;
+    if (l->is_aborted) pthread_join(l->aborter, NULL);
     if (l->comm) (void)nccl.ncclCommDestroy(l->comm);
     pthread_mutex_destroy(&l->lock);
     hd_free(l);

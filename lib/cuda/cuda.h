@@ -42,7 +42,8 @@ typedef struct hd_cuda {
     enum hd_compute compute;
     bool is_deterministic; /* level 1 everywhere: kernels.h */
     bool has_context_fmha, has_multi_block;
-    unsigned long long *kv_lost; /* pinned: kernels add to it */
+    unsigned long long *kv_lost;      /* on the device, where kernels add to it, */
+    unsigned long long *kv_lost_seen; /* and as of what the host has waited for: pinned */
     hd_cuda_gemm_how gemm;
     hd_cuda_graphs *graphs;
     bool is_profiled_by_op; /* no graphs meanwhile */
@@ -178,6 +179,8 @@ hd_status hd_cuda_settle(void *ctx);
 
 HD_MUST_CHECK hd_status hd_cuda_reserve_step(hd_cuda *c);
 void hd_cuda_free_step(hd_cuda *c);
+/* Enqueues the copy to kv_lost_seen: before the host waits. */
+HD_MUST_CHECK hd_status hd_cuda_see_lost(hd_cuda *c);
 
 /* ---- form.c: the forms of a step's rows (the host's batch, filled up) ---- */
 

@@ -138,8 +138,8 @@ void hd_cuda_run_embed(const struct hd_op_embed *args, const hd_cuda_mat *table,
 void hd_cuda_run_sample(const struct hd_op_sample *args, cudaStream_t stream);
 
 /* What follows the projections in front of attention; args' pointers are the device's. kv, k and v
- * are overwritten. lost: host memory that the device sees; values that the cache's type cannot hold
- * are added. */
+ * are overwritten. lost: on the device, too; how many values the cache's type cannot hold is added
+ * there. */
 void hd_cuda_run_mla_finish(const struct hd_op_mla_qkv *args, float *kv, unsigned long long *lost,
                             cudaStream_t stream);
 void hd_cuda_run_gqa_finish(const struct hd_op_gqa_qkv *args, float *k, float *v,

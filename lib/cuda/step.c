@@ -199,6 +199,12 @@ hd_status hd_cuda_upload(void *ctx, const hd_batch *b, const hd_batch **out) {
 
 /* ---- results ---- */
 
+hd_status hd_cuda_see_lost(hd_cuda *c) {
+    return hd_cuda_told(cudaMemcpyAsync(c->kv_lost_seen, c->kv_lost, sizeof *c->kv_lost,
+                                        cudaMemcpyDeviceToHost, c->stream),
+                        "a count");
+}
+
 hd_status hd_cuda_send(void *ctx, int ix, const void *from, size_t n_byte) {
     hd_cuda *c = ctx;
     hd_cuda_result *r = &c->result[ix];
@@ -207,6 +213,7 @@ hd_status hd_cuda_send(void *ctx, int ix, const void *from, size_t n_byte) {
     HD_TRY(hd_cuda_told(cudaGetLastError(), "a kernel"));
     HD_TRY(hd_cuda_told(cudaMemcpyAsync(r->host, from, n_byte, cudaMemcpyDeviceToHost, c->stream),
                         "tokens"));
+    HD_TRY(hd_cuda_see_lost(c));
     return hd_cuda_told(cudaEventRecord(r->arrived, c->stream), "tokens");
 }
 

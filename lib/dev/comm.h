@@ -44,7 +44,7 @@ enum { HD_RANK_MAX = 64 };
 typedef struct hd_group hd_group;
 /* n_rank: 1 to HD_RANK_MAX. */
 hd_group *hd_group_new(int n_rank);
-/* After every rank's last collective has returned. Accepts NULL. */
+/* After the ranks' devices have been closed. Accepts NULL. */
 void hd_group_free(hd_group *g);
 /* The group's; each to be used by one thread at a time. */
 hd_comm *hd_group_comm(hd_group *g, int rank);

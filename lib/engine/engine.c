@@ -396,9 +396,9 @@ void hd_engine_close(hd_engine *e) {
     hd_profile_free(e->profile);
     hd_ranks_stop(e->ranks);
     hd_model_close(e->model);
-    hd_ranks_free(e->ranks);
     hd_place_close(&e->place);
     hd_dev_close(&e->dev);
+    hd_ranks_free(e->ranks); /* the group after its devices */
     hd_tokenizer_free(e->tokenizer);
     hd_free(e->no_token);
     hd_checkpoint_close(e->checkpoint);

@@ -17,10 +17,12 @@ static void add(hd_cuda_stretches *s, int row, bool is_expanded) {
 }
 
 void hd_cuda_forms_make(hd_cuda *c, const hd_batch *b) {
+    bool is_latent = c->limits.n_c > 0; /* other attention has no forms */
     c->rows.n = c->outs.n = 0;
     c->rows.n_row = b->n_row, c->outs.n_row = b->n_out;
-    for (int r = 0; r < b->n_row; r++) add(&c->rows, r, b->form[r] == HD_MLA_EXPANDED);
-    for (int i = 0; i < b->n_out; i++) add(&c->outs, i, b->form[b->out_row[i]] == HD_MLA_EXPANDED);
+    for (int r = 0; r < b->n_row; r++) add(&c->rows, r, is_latent && b->form[r] == HD_MLA_EXPANDED);
+    for (int i = 0; i < b->n_out; i++)
+        add(&c->outs, i, is_latent && b->form[b->out_row[i]] == HD_MLA_EXPANDED);
 }
 
 void hd_cuda_forms_reserve(hd_cuda *c, int n_row) {

@@ -184,6 +184,34 @@ static void long_and_many(void **state) {
     check_attn(&c);
 }
 
+/* Contexts around the borders of blocks and chunks and up to 3000 positions, so that several
+ * threads share a sequence's chunks; from one head to more than 128; pages of odd sizes. */
+static void long_contexts(void **state) {
+    (void)state;
+    static const int ends[] = {1, 63, 64, 65, 255, 256, 257, 511, 513, 1000, 3000, 1793};
+    static const int heads[] = {1, 2, 7, 8, 15, 16, 17, 33, 130};
+    static const int page_toks[] = {3, 64, 7, 100, 1, 48, 5, 16, 37};
+    for (int i = 0; i < (int)HD_COUNT_OF(heads); i++) {
+        test_seq seq[3];
+        for (int s = 0; s < 3; s++) {
+            int n_pos = ends[(5 * i + 4 * s) % (int)HD_COUNT_OF(ends)], n_row = 1 + (i + s) % 3;
+            if (n_row > n_pos) n_row = n_pos;
+            seq[s] = (test_seq){.n_pos = n_pos, .n_row = n_row, .n_expanded = s == 1 ? n_row : 0};
+        }
+        check_attn(&(attn_case){.s = {.n_head = heads[i],
+                                      .n_nope = 8,
+                                      .n_rope = 4 + 2 * (i % 3),
+                                      .n_c = 24 + 4 * (i % 3),
+                                      .n_v = 12},
+                                .seq = seq + i % 2,
+                                .n_seq = 3 - i % 2 - i % 3 / 2,
+                                .page_tok = page_toks[i],
+                                .kv_type = (enum hd_kv_type)(i % HD_KV_TYPE_COUNT),
+                                .w_format = HD_F32,
+                                .what = "long contexts"});
+    }
+}
+
 /* A NaN that a later row of the same chunk left in the cache does not reach earlier rows. */
 static void later_rows_are_not_seen(void **state) {
     (void)state;
@@ -366,11 +394,9 @@ static void qkv_writes_its_rows_only(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ragged_batches),
-        cmocka_unit_test(q8_heads),
-        cmocka_unit_test(long_and_many),
-        cmocka_unit_test(later_rows_are_not_seen),
-        cmocka_unit_test(qkv_writes_its_rows_only),
+        cmocka_unit_test(ragged_batches),          cmocka_unit_test(q8_heads),
+        cmocka_unit_test(long_and_many),           cmocka_unit_test(long_contexts),
+        cmocka_unit_test(later_rows_are_not_seen), cmocka_unit_test(qkv_writes_its_rows_only),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

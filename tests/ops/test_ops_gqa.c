@@ -59,7 +59,7 @@ static void cached(const struct hd_op_gqa_attn *a, const void *cache, int row, i
 }
 
 static void check_formula(const struct hd_op_gqa_attn *a, const float *found, int row) {
-    double score[512], x[1024], out[1024];
+    double score[3000], x[1024], out[1024];
     for (int h = 0; h < a->n_head; h++) {
         size_t at = ((size_t)row * (size_t)a->n_head + (size_t)h) * (size_t)a->d_head;
         int kv = h / (a->n_head / a->n_head_kv), n_pos = a->batch->pos[row] + 1;
@@ -167,6 +167,19 @@ static void long_and_many(void **state) {
     check_attn(&shapes[0], longest, 1, 16, HD_KV_BF16);
     check_attn(&shapes[1], many, 64, 16, HD_KV_F16);
     check_attn(&(shape){.n_head = 600, .n_head_kv = 1, .d_head = 2}, longest, 1, 16, HD_KV_F32);
+}
+
+/* So long that threads share its chunks, so many queries that the chunks' sums wait in several
+ * windows. */
+static void long_contexts(void **state) {
+    (void)state;
+    static const test_seq one[] = {{.n_pos = 2999, .n_row = 1}};
+    static const test_seq rows[] = {{.n_pos = 1500, .n_row = 250}};
+    static const test_seq two[] = {{.n_pos = 513, .n_row = 2}, {.n_pos = 1025, .n_row = 1}};
+    check_attn(&shapes[0], one, 1, 48, HD_KV_F32);
+    check_attn(&shapes[2], one, 1, 7, HD_KV_INT8);
+    check_attn(&(shape){.n_head = 16, .n_head_kv = 4, .d_head = 4}, rows, 1, 64, HD_KV_F16);
+    check_attn(&shapes[4], two, 2, 100, HD_KV_FP8);
 }
 
 /* A NaN that a later row of the same chunk left in either cache does not reach earlier rows. */
@@ -369,6 +382,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ragged_batches),
         cmocka_unit_test(long_and_many),
+        cmocka_unit_test(long_contexts),
         cmocka_unit_test(later_rows_are_not_seen),
         cmocka_unit_test(qkv_writes_its_rows_only),
     };

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { n_field = 6, line_max = 4096 };
+enum { n_field = 6, line_max = 4096, group_max = 1024 }; /* a line that is written can be read */
 static const char *const field_name[n_field] = {"arrival_s",    "prompt_tokens", "output_tokens",
                                                 "prefix_group", "prefix_tokens", "class"};
 
@@ -76,6 +76,7 @@ static hd_status parse_item(hd_trace *t, const struct line *l) {
     if (t->n > 0 && item.arrival_s < t->item[t->n - 1].arrival_s)
         return unexpected(l, 0, "no earlier arrival than in the line before");
     HD_TRY(parse_service(l, &item.service));
+    if (strlen(l->field[3]) > group_max) return unexpected(l, 3, "at most 1024 bytes");
     item.group = keep(t, l->field[3]);
     hd_trace_add(t, &item);
     return HD_OK;

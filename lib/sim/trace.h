@@ -1,9 +1,9 @@
 /* A load trace: which request comes when, how long it is, and what it shares with others.
  *
  * As a CSV file it has the header line HD_TRACE_HEADER and one line a request, by arrival.
- * Requests of one prefix_group (any text without comma and line end; empty: none) have the same
- * first prefix_tokens tokens; class is a service class (hd_service_find), or empty. Tokens follow
- * from the seeds alone, so that every reader of a trace sends the same prompts.
+ * Requests of one prefix_group (at most 1024 bytes without comma and line end; empty: none) have
+ * the same first prefix_tokens tokens; class is a service class (hd_service_find), or empty. Tokens
+ * follow from the seeds alone, so that every reader of a trace sends the same prompts.
  *
  * Thread: one owner. */
 #ifndef HD_SIM_TRACE_H

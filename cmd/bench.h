@@ -105,4 +105,18 @@ struct hd_bench_products {
  * open on it. */
 HD_MUST_CHECK hd_status hd_bench_products(const struct hd_bench_products *b);
 
+struct hd_bench_attention {
+    const hd_dev *dev;
+    const hd_dev_roofline *roof;                            /* as above */
+    const struct hd_bench_list *prompts, *depths, *batches; /* tokens, tokens, sequences */
+    enum hd_kv_type kv_type;
+    int page_tok;
+    double seconds; /* a point */
+    hd_json *json;  /* NULL: lines on stdout */
+};
+
+/* Times latent attention alone, as shares of the roofline. Otherwise as above; HD_E_UNSUPPORTED: a
+ * device with memory of its own. */
+HD_MUST_CHECK hd_status hd_bench_attention(const struct hd_bench_attention *b);
+
 #endif

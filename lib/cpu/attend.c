@@ -5,8 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Sums of queries so far. */
+/* Sums of queries over the positions from t0 on, so far. */
 typedef struct sums {
+    int t0;
     float *m, *l; /* [query] largest score, sum of weights */
     float *acc;   /* [query, ld] sum of weighted values */
 } sums;
@@ -181,10 +182,10 @@ static void merge(const part *p, few *f, const sums *u) {
     memcpy(f->l, l, sizeof l);
 }
 
-/* Queries q0 .. q0 + n of the task over a block: the first of its chunk, or added to u. */
+/* Queries q0 .. q0 + n of the task over a block, which u begins with or is added to u. */
 static void attend_few(const part *p, const hd_cpu_block *b, int q0, int n, const sums *u) {
     hd_cpu_scratch *t = p->t;
-    bool is_first = b->t0 / HD_CPU_KV_BLOCK % p->a->n_chunk == 0, is_ragged = false;
+    bool is_first = b->t0 == u->t0, is_ragged = false;
     few f = {.q0 = q0, .n = n, .column = q0 % HD_CPU_LANES};
     f.n_lane = (int)hd_cpu_pad(f.column + n);
     for (int i = 0; i < n; i++) {
@@ -244,10 +245,8 @@ static void attend_block(const part *p, int t0, const sums *u) {
     }
 }
 
-static void attend_chunk(const part *p, int chunk, const sums *u) {
-    int each = p->a->n_chunk, end = (p->g->n_pos + HD_CPU_KV_BLOCK - 1) / HD_CPU_KV_BLOCK;
-    if (end - chunk * each > each) end = (chunk + 1) * each;
-    for (int b = chunk * each; b < end; b++) attend_block(p, b * HD_CPU_KV_BLOCK, u);
+static void attend_blocks(const part *p, int first, int end, const sums *u) {
+    for (int b = first; b < end; b++) attend_block(p, b * HD_CPU_KV_BLOCK, u);
 }
 
 /* ---- Chunks added up ---- */
@@ -261,8 +260,8 @@ static int row_of(const part *p, int query) {
     return p->a->list[p->g->first + query / p->a->n_each];
 }
 
-/* Adds the sums of a chunk that begins at position t0 to those before it. */
-static void add_chunk(const part *p, const sums *u, const sums *chunk, int t0, const span *s) {
+/* Adds the sums of a chunk to those before it. */
+static void add_chunk(const part *p, const sums *u, const sums *chunk, const span *s) {
     const hd_cpu_kernels *k = p->a->c->k;
     float m[2][HD_CPU_LANES] = {{0}}, l[2][HD_CPU_LANES] = {{0}};
     float keep[HD_CPU_LANES], gain[HD_CPU_LANES];
@@ -281,7 +280,7 @@ static void add_chunk(const part *p, const sums *u, const sums *chunk, int t0, c
     for (int i = 0; i < s->n; i++) {
         int q = s->q0 + i;
         size_t at = (size_t)q * p->ld + (size_t)s->lane0;
-        if (p->a->batch->pos[row_of(p, q)] < t0) continue;
+        if (p->a->batch->pos[row_of(p, q)] < chunk->t0) continue;
         u->m[q] = m[0][i], u->l[q] = l[0][i];
         k->fold(u->acc + at, chunk->acc + at, s->n_lane, keep[i], gain[i]);
     }
@@ -299,14 +298,12 @@ static void finish(const part *p, const sums *u, const span *s) {
 
 static int n_query(const hd_cpu_attention *a, const hd_cpu_group *g) { return g->n * a->n_each; }
 
-static int n_chunk(const hd_cpu_attention *a, const hd_cpu_group *g) {
-    int n_block = (g->n_pos + HD_CPU_KV_BLOCK - 1) / HD_CPU_KV_BLOCK;
-    return (n_block - 1) / a->n_chunk + 1;
+static int n_block(const hd_cpu_group *g) {
+    return (g->n_pos + HD_CPU_KV_BLOCK - 1) / HD_CPU_KV_BLOCK;
 }
 
-/* Position of a chunk. */
-static int chunk_t0(const hd_cpu_attention *a, int chunk) {
-    return chunk * a->n_chunk * HD_CPU_KV_BLOCK;
+static int n_chunk(const hd_cpu_attention *a, const hd_cpu_group *g) {
+    return (n_block(g) - 1) / a->n_chunk + 1;
 }
 
 /* The queries across lanes, and their positions. */
@@ -343,43 +340,68 @@ static void whole_task(void *ctx, int task, int thread) {
     part p = begin_part(a, g, task % a->n_unit, thread);
     sums u = {.m = t->m[0], .l = t->l[0], .acc = t->acc[0]};
     sums next = {.m = t->m[1], .l = t->l[1], .acc = t->acc[1]};
-    int n = n_query(a, g), n_c = n_chunk(a, g);
+    int n = n_query(a, g), n_b = n_block(g), each = hd_cpu_least(a->n_chunk, n_b);
     span s = {.n_lane = (int)p.ld};
-    for (int c = 0; c < n_c; c++) {
-        attend_chunk(&p, c, c == 0 ? &u : &next);
-        for (s.q0 = 0; c > 0 && s.q0 < n; s.q0 += HD_CPU_LANES) {
+    for (int b = 0; b < n_b; b += each) {
+        next.t0 = b * HD_CPU_KV_BLOCK;
+        attend_blocks(&p, b, hd_cpu_least(b + each, n_b), b == 0 ? &u : &next);
+        for (s.q0 = 0; b > 0 && s.q0 < n; s.q0 += HD_CPU_LANES) {
             s.n = hd_cpu_least(HD_CPU_LANES, n - s.q0);
-            add_chunk(&p, &u, &next, chunk_t0(a, c), &s);
+            add_chunk(&p, &u, &next, &s);
         }
     }
     finish(&p, &u, &(span){.n = n, .n_lane = (int)p.ld});
 }
 
-/* ---- Groups whose chunks all threads share ---- */
+/* ---- Groups whose positions all threads share ---- */
 
-/* Chunks first .. first + n of a group; their sums wait in slots until they are added up. */
+/* Segments first .. first + n of a group: its chunks; or, is_fine, the blocks of its first chunk,
+ * which are added up in the same order, and the chunks behind it. Their sums wait in slots. */
 typedef struct window {
     const hd_cpu_attention *a;
     const hd_cpu_group *g;
+    bool is_fine;
     int first, n, n_piece;
 } window;
 
-/* Slot 0 of a unit holds what was added up so far, the others the window's chunks. */
-static sums slot(const window *w, int unit, int i) {
-    const hd_cpu *c = w->a->c;
-    size_t n = (size_t)n_query(w->a, w->g),
-           at = ((size_t)i * (size_t)w->a->n_unit + (size_t)unit) * n;
-    return (sums){
-        .m = c->slot_m + at, .l = c->slot_l + at, .acc = c->slot + at * hd_cpu_pad(w->a->n_v)};
+static int n_segment(const window *w) {
+    int n = n_chunk(w->a, w->g);
+    return w->is_fine ? hd_cpu_least(w->a->n_chunk, n_block(w->g)) + n - 1 : n;
 }
 
+/* The first block of a segment; of one more than there are, the block behind the last. */
+static int block_of(const window *w, int segment) {
+    int n_b = n_block(w->g), each = hd_cpu_least(w->a->n_chunk, n_b);
+    if (w->is_fine)
+        return segment < each ? segment : hd_cpu_least((segment - each + 1) * each, n_b);
+    return hd_cpu_least(segment * each, n_b);
+}
+
+/* Slot 0 of a unit holds what was added up so far, the others the window's segments. */
+static sums slot(const window *w, int unit, int i) {
+    const hd_cpu *c = w->a->c;
+    size_t n = (size_t)n_query(w->a, w->g);
+    size_t at = ((size_t)i * (size_t)w->a->n_unit + (size_t)unit) * n;
+    return (sums){.t0 = i > 0 ? block_of(w, w->first + i - 1) * HD_CPU_KV_BLOCK : 0,
+                  .m = c->slot_m + at,
+                  .l = c->slot_l + at,
+                  .acc = c->slot + at * hd_cpu_pad(w->a->n_v)};
+}
+
+/* The segments that begin in the piece's share of the window's blocks. */
 static void piece_task(void *ctx, int task, int thread) {
     const window *w = ctx;
-    int unit = task / w->n_piece, piece = task % w->n_piece;
-    part p = begin_part(w->a, w->g, unit, thread);
-    for (int i = w->n * piece / w->n_piece; i < w->n * (piece + 1) / w->n_piece; i++) {
+    /* Blocks before whole chunks: the largest tasks first. */
+    int unit = task / w->n_piece, piece = w->n_piece - 1 - task % w->n_piece;
+    int b0 = block_of(w, w->first), n_b = block_of(w, w->first + w->n) - b0;
+    int from = b0 + n_b * piece / w->n_piece, end = b0 + n_b * (piece + 1) / w->n_piece;
+    part p = {0};
+    for (int i = 0; i < w->n; i++) {
+        int b = block_of(w, w->first + i);
+        if (b < from || b >= end) continue;
+        if (p.a == NULL) p = begin_part(w->a, w->g, unit, thread);
         sums u = slot(w, unit, i + 1);
-        attend_chunk(&p, w->first + i, &u);
+        attend_blocks(&p, b, block_of(w, w->first + i + 1), &u);
     }
 }
 
@@ -401,19 +423,18 @@ static void add_task(void *ctx, int task, int thread) {
     size_t apart = (size_t)a->c->n_slot * (size_t)(1 + strip);
     u.m += apart, u.l += apart;
     for (int i = 0; i < w->n; i++) {
-        sums chunk = slot(w, unit, i + 1);
-        int t0 = chunk_t0(a, w->first + i);
-        if (t0 > 0) {
-            add_chunk(&p, &u, &chunk, t0, &s);
+        sums next = slot(w, unit, i + 1);
+        if (next.t0 > 0) {
+            add_chunk(&p, &u, &next, &s);
             continue;
         }
         for (int q = s.q0; q < s.q0 + s.n; q++) {
             size_t at = (size_t)q * p.ld + (size_t)s.lane0;
-            u.m[q] = chunk.m[q], u.l[q] = chunk.l[q];
-            memcpy(u.acc + at, chunk.acc + at, sizeof *u.acc * (size_t)s.n_lane);
+            u.m[q] = next.m[q], u.l[q] = next.l[q];
+            memcpy(u.acc + at, next.acc + at, sizeof *u.acc * (size_t)s.n_lane);
         }
     }
-    if (w->first + w->n == n_chunk(a, w->g)) finish(&p, &u, &s);
+    if (w->first + w->n == n_segment(w)) finish(&p, &u, &s);
 }
 
 static int window_room(const hd_cpu_attention *a, const hd_cpu_group *g) {
@@ -422,11 +443,12 @@ static int window_room(const hd_cpu_attention *a, const hd_cpu_group *g) {
 
 static void run_split(const hd_cpu_attention *a, const hd_cpu_group *g) {
     hd_cpu *c = a->c;
-    int n = n_chunk(a, g), n_span = (n_query(a, g) + HD_CPU_LANES - 1) / HD_CPU_LANES;
-    window w = {.a = a, .g = g};
-    for (; w.first < n; w.first += w.n) {
+    int n_span = (n_query(a, g) + HD_CPU_LANES - 1) / HD_CPU_LANES;
+    int n_piece = (4 * c->n_thread + a->n_unit - 1) / a->n_unit;
+    window w = {.a = a, .g = g, .is_fine = n_chunk(a, g) < n_piece};
+    for (int n = n_segment(&w); w.first < n; w.first += w.n) {
         w.n = hd_cpu_least(n - w.first, window_room(a, g));
-        w.n_piece = hd_cpu_least(w.n, (4 * c->n_thread + a->n_unit - 1) / a->n_unit);
+        w.n_piece = hd_cpu_least(w.n, n_piece);
         hd_pool_run(c->pool, a->n_unit * w.n_piece, piece_task, &w);
         hd_pool_run(c->pool, a->n_unit * n_span * HD_CPU_STRIPS, add_task, &w);
     }
@@ -449,8 +471,8 @@ void hd_cpu_attend(const hd_cpu_attention *a) {
     for (int i = 0; i < j.n_group; i++) work += work_of(&c->group[i]) * a->n_unit;
     for (int i = 0; i < j.n_group; i++) {
         hd_cpu_group *g = &c->group[i];
-        g->is_split = c->n_thread > 1 && n_chunk(a, g) > 1 && window_room(a, g) > 1 &&
-                      work_of(g) * 2 * c->n_thread > work;
+        g->is_split = c->n_thread > 1 && a->n_chunk < HD_CPU_ONE_CHUNK && n_block(g) > 1 &&
+                      window_room(a, g) > 1 && work_of(g) * 2 * c->n_thread > work;
         if (g->is_split) run_split(a, g);
     }
     hd_pool_run(c->pool, j.n_group * a->n_unit, whole_task, &j);

@@ -12,7 +12,7 @@
 
 #include <limits.h>
 
-enum { HD_CPU_CHUNK = 4, HD_CPU_ONE_CHUNK = INT_MAX }; /* blocks of a chunk */
+enum { HD_CPU_CHUNK = 8, HD_CPU_ONE_CHUNK = INT_MAX }; /* blocks of a chunk */
 
 /* A block of positions as queries see it. */
 typedef struct hd_cpu_block {

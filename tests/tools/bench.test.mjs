@@ -63,6 +63,18 @@ test('products alone', () => {
   assert.match(bench('--products', '--seconds', '0', '--isa', 'scalar').stdout, /Q8_0 {2}\[2048, 2048\]/);
 });
 
+test('attention alone', () => {
+  const some = ['--attention', '--seconds', '0', '--depth', '0,70', '--batch', '1,3', '--prompt', '5'];
+  const r = bench(...some, '--kv-cache-dtype', 'int8', '--json');
+  assert.equal(r.status, 0, r.stderr);
+  const { attention } = JSON.parse(r.stdout);
+  // 2 numbers of heads, 2 depths: one sequence, three, three that share pages, a prompt
+  assert.equal(attention.length, 2 * 2 * 4);
+  assert.deepEqual(attention.slice(4, 8).map((p) => [p.form, p.sequences, p.tokens, p.behind, p.shared]),
+    [['decode', 1, 1, 70, 0], ['decode', 3, 1, 70, 0], ['decode', 3, 1, 70, 1], ['prompt', 1, 5, 70, 0]]);
+  assert.match(bench(...some).stdout, /decode {3}16 heads, {2}3 x {5}1 tokens behind {4}70, shared: .*GFLOP/);
+});
+
 test('bad lists and contexts are refused', () => {
   for (const bad of ['', '0', '1,,2', '3x', '1,2,', '99999999999'])
     assert.match(bench('--batch', bad).stderr, /--batch: expected/);

@@ -1,8 +1,8 @@
 /* The ops of attention: which kernels they are made of.
  *
- * With BF16 operands (a BF16 cache, and products that round): rows of a prompt by flash attention
- * over expanded keys and values, others by attention that is split over positions. Else every row
- * alone, with float32's accuracy, in the absorbed form. */
+ * Where products round, and the cache is BF16 or has codes: rows of a prompt by flash attention over
+ * expanded keys and values, others by attention that is split over positions. Else every row alone,
+ * with float32's accuracy, in the absorbed form. */
 #include "cuda/cuda.h"
 
 enum {
@@ -54,7 +54,8 @@ static void run_heads(hd_cuda *c, const hd_weight *w, const float *x, size_t x_w
                                    .ldy = n_head * y_width,
                                    .y_mat = y_width,
                                    .n_row = n_row,
-                                   .is_rounded = hd_cuda_rounds(c, m->format)},
+                                   .is_rounded = hd_cuda_rounds(c, m->format),
+                                   .is_ordered = c->is_deterministic},
                     1, c->stream);
 }
 
@@ -157,6 +158,7 @@ static void expand_wave(hd_cuda *c, const struct hd_op_mla_attn *a, const hd_cud
     hd_cuda_run_expand(&(hd_cuda_expand){.task = c->expand_task + w->expand0,
                                          .n_task = w->n_expand,
                                          .cache = a->cache,
+                                         .kv = a->kv,
                                          .seq_page0 = a->batch->seq_page0,
                                          .page = a->batch->page,
                                          .page_tok = a->batch->page_tok,
@@ -210,8 +212,8 @@ void hd_cuda_now_mla_attn(void *ctx, const struct hd_op_mla_attn *args) {
     int n_row = args->batch->n_row;
     HD_ASSERT(n_row <= c->limits.n_row && args->n_head <= c->limits.n_head);
     HD_ASSERT(args->n_c <= c->limits.n_c && args->batch == &c->batch);
-    bool is_bf16 = args->kv.type == HD_KV_BF16 && hd_cuda_rounds(c, args->k_b->format);
-    if (!is_bf16 || c->plan.n_flash == 0) { /* flash attention reads BF16 */
+    bool can_unpack = hd_cuda_can_unpack(&args->kv) && hd_cuda_rounds(c, args->k_b->format);
+    if (!can_unpack || c->plan.n_flash == 0) {
         attend_absorbed(c, args, 0, n_row);
         return;
     }
@@ -253,7 +255,7 @@ void hd_cuda_now_gqa_attn(void *ctx, const struct hd_op_gqa_attn *args) {
     const struct hd_op_gqa_attn *a = args;
     HD_ASSERT(a->batch->n_row <= c->limits.n_row && a->batch == &c->batch);
     bool is_rounded = c->compute != HD_COMPUTE_FLOAT32;
-    if (!is_rounded || a->kv.type != HD_KV_BF16 || c->plan.n_flash == 0) {
+    if (!is_rounded || !hd_cuda_can_unpack(&a->kv) || c->plan.n_flash == 0) {
         attend_grouped(c, a, 0, a->batch->n_row, is_rounded);
         return;
     }
@@ -271,6 +273,7 @@ void hd_cuda_now_gqa_attn(void *ctx, const struct hd_op_gqa_attn *args) {
                                        .ld_value_head = (size_t)a->d_head,
                                        .seq_page0 = a->batch->seq_page0,
                                        .page = a->batch->page,
+                                       .kv = a->kv,
                                        .page_tok = a->batch->page_tok,
                                        .n_head = a->n_head,
                                        .n_head_kv = a->n_head_kv,

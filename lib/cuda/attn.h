@@ -23,11 +23,11 @@ typedef struct hd_cuda_flash {
         *part; /* of sequence seq0, and so on; NULL: rows see the whole cache */
     int seq0;
     const float *q;         /* [row, n_head, n_key] */
-    const void *keys;       /* BF16 */
-    const void *values;     /* BF16 */
+    const void *keys, *values;
     size_t ld_key, ld_head; /* elements between rows of keys, between heads of a row */
     size_t ld_value, ld_value_head;
     const int32_t *seq_page0, *page; /* of a paged cache; page NULL: rows are expanded */
+    hd_kv_layout kv; /* of a paged cache's keys and values; else they are BF16 */
     int page_tok, n_head, n_head_kv, n_key, n_v;
     float scale;
     bool has_group_products; /* compute capability 9.0 */
@@ -45,11 +45,13 @@ typedef struct hd_cuda_unpack {
 } hd_cuda_unpack;
 void hd_cuda_run_unpack(const hd_cuda_unpack *a, cudaStream_t stream);
 
-/* keys[at, h] = [W_k c | rope key | zeros], values[at, h] = W_v c, of BF16 latents. */
+/* keys[at, h] = [W_k c | rope key | zeros], values[at, h] = W_v c, of latents that are BF16 or
+ * become it. */
 typedef struct hd_cuda_expand {
     const hd_cuda_expand_task *task;
     int n_task;
-    const void *cache; /* [*, n_c + n_rope] BF16, rows aligned to 16 bytes */
+    const void *cache; /* rows of n_c + n_rope, aligned to 16 bytes */
+    hd_kv_layout kv;
     const int32_t *seq_page0, *page;
     int page_tok;
     const void *w;              /* hd_cuda_unpack */
@@ -77,6 +79,8 @@ void hd_cuda_run_split(const hd_cuda_split *s, cudaStream_t stream);
 /* Whether there are kernels for such rows of a cache, and of such keys and values. */
 bool hd_cuda_can_split(const hd_cuda_attn *a);
 bool hd_cuda_can_flash(int n_key, int n_v);
+/* Whether flash attention, or the expansion before it, reads such rows. */
+bool hd_cuda_can_unpack(const hd_kv_layout *kv);
 /* Blocks of run_split that a multiprocessor runs at a time. */
 int hd_cuda_split_blocks(const hd_cuda_attn *a);
 /* Floats of a part: two a block, or n_split for each row, key head and 16 of its heads. */

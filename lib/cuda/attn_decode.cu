@@ -416,6 +416,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) split(const hd_c
     }
 }
 
+#include "cuda/attn_codes.cuh"
+
 // ---- parts ----
 
 constexpr int MERGE_WARPS = 8;
@@ -519,7 +521,11 @@ static __global__ void __launch_bounds__(32 * MERGE_WARPS) merge_parts(const hd_
 }
 
 template <class S> static void launch_split(const hd_cuda_split *s, cudaStream_t stream) {
-    auto kernel = split<S>;
+    void (*kernel)(hd_cuda_split);
+    if constexpr (hd_is_coded<S>)
+        kernel = split_codes<S>;
+    else
+        kernel = split<S>;
     (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                S::SHARED);
     HD_LAUNCH(kernel, (unsigned)s->n_block, S::THREADS, S::SHARED, stream, *s);
@@ -562,7 +568,17 @@ static bool is_small(const hd_cuda_attn *a) {
     return a->n_key <= grouped_small::DK && a->n_v <= grouped_small::DV;
 }
 
+// Rows of codes: as many codes of a key as of a value, in groups of whole steps that no warp's part
+// shares with another group.
+static bool can_split_codes(const hd_cuda_attn *a) {
+    int n = a->n_v, n_plain = a->kv.n - a->kv.n_code, group = n < HD_KV_GROUP_MAX ? n : HD_KV_GROUP_MAX;
+    if (n % 16 != 0 || a->kv.group != group) return false;
+    if (is_latent(a)) return n <= latent_codes<HD_KV_FP8>::DC && n_plain <= 64 && n_plain % 8 == 0;
+    return n == a->n_key && n <= grouped_codes<HD_KV_FP8>::DC;
+}
+
 extern "C" bool hd_cuda_can_split(const hd_cuda_attn *a) {
+    if (hd_kv_has_codes(a->kv.type)) return can_split_codes(a);
     int n_key = is_latent(a) ? latent_wide::DK : grouped_wide::DK;
     int n_v = is_latent(a) ? latent_wide::DV : grouped_wide::DV;
     bool is_aligned =
@@ -570,7 +586,22 @@ extern "C" bool hd_cuda_can_split(const hd_cuda_attn *a) {
     return a->kv.type == HD_KV_BF16 && is_aligned && a->n_key <= n_key && a->n_v <= n_v;
 }
 
+template <int T> static int blocks_of_codes(const hd_cuda_attn *a) {
+    if (!is_latent(a)) return grouped_codes<T>::BLOCKS;
+    return a->n_v <= latent_codes_small<T>::DC ? latent_codes_small<T>::BLOCKS : latent_codes<T>::BLOCKS;
+}
+
+template <int T> static void launch_codes(const hd_cuda_split *s, cudaStream_t stream) {
+    if (!is_latent(&s->a))
+        launch_split<grouped_codes<T>>(s, stream);
+    else if (s->a.n_v <= latent_codes_small<T>::DC)
+        launch_split<latent_codes_small<T>>(s, stream);
+    else
+        launch_split<latent_codes<T>>(s, stream);
+}
+
 extern "C" int hd_cuda_split_blocks(const hd_cuda_attn *a) {
+    if (hd_kv_has_codes(a->kv.type)) return blocks_of_codes<HD_KV_FP8>(a);
     if (is_latent(a)) return is_small(a) ? latent_small::BLOCKS : latent_wide::BLOCKS;
     return is_small(a) ? grouped_small::BLOCKS : grouped_wide::BLOCKS;
 }
@@ -579,7 +610,11 @@ extern "C" size_t hd_cuda_part_floats(int n_v) { return part_floats(n_v); }
 
 extern "C" void hd_cuda_run_split(const hd_cuda_split *s, cudaStream_t stream) {
     const hd_cuda_attn *a = &s->a;
-    if (is_latent(a))
+    if (a->kv.type == HD_KV_FP8)
+        launch_codes<HD_KV_FP8>(s, stream);
+    else if (a->kv.type == HD_KV_INT8)
+        launch_codes<HD_KV_INT8>(s, stream);
+    else if (is_latent(a))
         (is_small(a) ? launch_split<latent_small> : launch_split<latent_wide>)(s, stream);
     else
         (is_small(a) ? launch_split<grouped_small> : launch_split<grouped_wide>)(s, stream);

@@ -11,14 +11,30 @@
 
 constexpr int UNIT = HD_CUDA_UNIT;
 
+template <int T> constexpr bool has_codes = T == HD_KV_FP8 || T == HD_KV_INT8;
+
+// Elements e .. e+7 of a row of codes as BF16: FP8 exactly, INT8 rounded.
+template <int T>
+static __device__ __forceinline__ uint4 unpack_codes(const hd_kv_layout &l, const unsigned char *row,
+                                                     int e) {
+    uint2 codes = *(const uint2 *)(row + e);
+    float v[8], scale = group_scale(l, row, e);
+    code_values4<T>(codes.x, scale, v);
+    code_values4<T>(codes.y, scale, v + 4);
+    return make_uint4(bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3]), bf16_pair(v[4], v[5]),
+                      bf16_pair(v[6], v[7]));
+}
+
 // ---- flash attention ----
 
 // Eight warps of 16 query rows; keys and values of up to DK and DV elements. IS_GROUP: products by
-// groups of four warps (Hopper), the next unit of keys and of values on their way. IS_PAGED: keys
-// and values lie in a cache's pages; else one row a position.
-template <int DK_, int DV_, bool IS_GROUP_, bool IS_PAGED_> struct flash_shape {
+// groups of four warps (Hopper), the next unit of keys and of values on their way. KV: the type of a
+// cache in whose pages keys and values lie; NO_PAGES: one row a position, of BF16.
+constexpr int NO_PAGES = -1;
+template <int DK_, int DV_, bool IS_GROUP_, int KV_> struct flash_shape {
     static constexpr int DK = DK_, DV = DV_, ROWS = HD_CUDA_QUERY_ROWS, THREADS = 2 * ROWS;
-    static constexpr bool IS_GROUP = IS_GROUP_, IS_PAGED = IS_PAGED_;
+    static constexpr bool IS_GROUP = IS_GROUP_, IS_PAGED = KV_ != NO_PAGES;
+    static constexpr int KV = KV_;
     static constexpr int STAGES = IS_GROUP ? 2 : 1, BLOCKS = DK <= 64 ? 2 : 1;
     static constexpr int Q_BYTES = ROWS * DK * 2, K_BYTES = UNIT * DK * 2, V_BYTES = UNIT * DV * 2;
     static constexpr int SHARED = Q_BYTES + STAGES * (K_BYTES + V_BYTES);
@@ -71,9 +87,9 @@ static __device__ __forceinline__ void flash_copy(const hd_cuda_flash &a, const 
     constexpr int D = IS_VALUE ? S::DV : S::DK;
     int lane = (int)threadIdx.x % 8, n_piece = ((IS_VALUE ? a.n_v : a.n_key) + 7) / 8;
     size_t ld = IS_VALUE ? a.ld_value : a.ld_key;
-    const unsigned char *base = (const unsigned char *)(IS_VALUE ? a.values : a.keys) +
-                                (size_t)kv_head * (IS_VALUE ? a.ld_value_head : a.ld_head) * 2;
-    base += 16 * lane;
+    size_t skip = (size_t)kv_head * (IS_VALUE ? a.ld_value_head : a.ld_head); // elements
+    const unsigned char *base = (const unsigned char *)(IS_VALUE ? a.values : a.keys);
+    if constexpr (!has_codes<S::KV>) base += skip * 2 + 16 * (size_t)lane;
 #pragma unroll
     for (int r0 = 0; r0 < UNIT; r0 += S::THREADS / 8) {
         int r = r0 + (int)threadIdx.x / 8, p = min(p0 + r, t.end - 1);
@@ -85,10 +101,17 @@ static __device__ __forceinline__ void flash_copy(const hd_cuda_flash &a, const 
         else
             row = (size_t)(t.at + p - t.pos0);
         const unsigned char *from = base + row * ld * 2;
+        if constexpr (has_codes<S::KV>) from = base + row * (size_t)a.kv.row_bytes;
 #pragma unroll
         for (int j = 0; j < D / 64; j++) {
             int piece = 8 * j + lane;
             bool has = is_there && piece < n_piece;
+            if constexpr (has_codes<S::KV>) {
+                uint4 v = {0, 0, 0, 0};
+                if (has) v = unpack_codes<S::KV>(a.kv, from, (int)skip + 8 * piece);
+                store_piece(to + column_piece_at<UNIT>(r, piece), v);
+                continue;
+            }
             copy_piece(to + column_piece_at<UNIT>(r, piece), has ? from + 128 * j : from, has);
         }
     }
@@ -385,26 +408,36 @@ template <class S> static void launch_flash(const hd_cuda_flash *a, cudaStream_t
     HD_LAUNCH(kernel, grid, S::THREADS, S::SHARED, stream, *a);
 }
 
-template <bool IS_GROUP, bool IS_PAGED>
+template <bool IS_GROUP, int KV>
 static void launch_flash_of(const hd_cuda_flash *a, cudaStream_t stream) {
     if (a->n_key <= 64 && a->n_v <= 64)
-        launch_flash<flash_shape<64, 64, IS_GROUP, IS_PAGED>>(a, stream);
+        launch_flash<flash_shape<64, 64, IS_GROUP, KV>>(a, stream);
     else if (a->n_key <= 128)
-        launch_flash<flash_shape<128, 128, IS_GROUP, IS_PAGED>>(a, stream);
+        launch_flash<flash_shape<128, 128, IS_GROUP, KV>>(a, stream);
     else
-        launch_flash<flash_shape<192, 128, IS_GROUP, IS_PAGED>>(a, stream);
+        launch_flash<flash_shape<192, 128, IS_GROUP, KV>>(a, stream);
+}
+
+template <int KV> static void launch_flash_kv(const hd_cuda_flash *a, cudaStream_t stream) {
+    (a->has_group_products ? launch_flash_of<true, KV> : launch_flash_of<false, KV>)(a, stream);
 }
 
 extern "C" void hd_cuda_run_flash(const hd_cuda_flash *a, cudaStream_t stream) {
-    if (a->page != nullptr)
-        (a->has_group_products ? launch_flash_of<true, true>
-                               : launch_flash_of<false, true>)(a, stream);
+    if (a->page == nullptr)
+        launch_flash_kv<NO_PAGES>(a, stream);
+    else if (a->kv.type == HD_KV_FP8)
+        launch_flash_kv<HD_KV_FP8>(a, stream);
+    else if (a->kv.type == HD_KV_INT8)
+        launch_flash_kv<HD_KV_INT8>(a, stream);
     else
-        (a->has_group_products ? launch_flash_of<true, false>
-                               : launch_flash_of<false, false>)(a, stream);
+        launch_flash_kv<HD_KV_BF16>(a, stream);
 }
 
 extern "C" bool hd_cuda_can_flash(int n_key, int n_v) { return n_key <= 192 && n_v <= 128; }
+
+extern "C" bool hd_cuda_can_unpack(const hd_kv_layout *kv) {
+    return hd_kv_has_codes(kv->type) ? kv->group % 8 == 0 : kv->type == HD_KV_BF16;
+}
 
 // ---- k_b and v_b as one matrix ----
 
@@ -488,11 +521,12 @@ static __device__ __forceinline__ size_t latent_row(const hd_cuda_expand &a,
 // The rope key of every position, behind every head's own, and zeros up to a whole piece.
 static __device__ void expand_rope(const hd_cuda_expand &a, const hd_cuda_expand_task &t) {
     int n_key = a.ld_head, n = n_key - a.n_nope;
-    size_t width = (size_t)a.n_c + (size_t)a.n_rope;
-    const unsigned short *cache = (const unsigned short *)a.cache;
+    size_t skip = (size_t)a.kv.plain_at + (size_t)(a.n_c - a.kv.n_code) * 2;
+    const unsigned char *cache = (const unsigned char *)a.cache + skip;
     unsigned short *keys = (unsigned short *)a.keys;
     for (int i = (int)threadIdx.x / 32; i < t.n; i += expansion::THREADS / 32) {
-        const unsigned short *from = cache + latent_row(a, t, i) * width + a.n_c;
+        const unsigned short *from =
+            (const unsigned short *)(cache + latent_row(a, t, i) * (size_t)a.kv.row_bytes);
         unsigned short *to = keys + ((size_t)(t.at + i) * (size_t)a.n_head) * (size_t)n_key;
         to += a.n_nope;
         for (int e = (int)threadIdx.x % 32; e < n; e += 32) {
@@ -511,6 +545,7 @@ static __device__ __forceinline__ unsigned short *expanded_at(const hd_cuda_expa
     return (unsigned short *)a.values + head * (size_t)a.ld_value_head + (j - a.n_nope);
 }
 
+template <int T>
 static __global__ void __launch_bounds__(expansion::THREADS, 2) expand(const hd_cuda_expand a) {
     using namespace expansion;
     HD_DYNAMIC_SHARED(shared);
@@ -525,13 +560,12 @@ static __global__ void __launch_bounds__(expansion::THREADS, 2) expand(const hd_
     // A thread copies one piece of every 32nd row.
     const unsigned char *from[2][4];
     bool has[2][4];
-    size_t width = (size_t)a.n_c + (size_t)a.n_rope;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int r = tid / 8 + 32 * i;
         has[0][i] = r < t.n, has[1][i] = column0 + r < n_column;
         from[0][i] =
-            (const unsigned char *)a.cache + (has[0][i] ? latent_row(a, t, r) * width * 2 : 0);
+            (const unsigned char *)a.cache + (has[0][i] ? latent_row(a, t, r) * (size_t)a.kv.row_bytes : 0);
         from[1][i] = (const unsigned char *)a.w +
                      (has[1][i] ? (size_t)(column0 + r) * (size_t)a.ldw * 2 : 0);
     }
@@ -544,20 +578,45 @@ static __global__ void __launch_bounds__(expansion::THREADS, 2) expand(const hd_
             for (int m = 0; m < 2; m++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
+                    if (has_codes<T> && m == 0) continue;
                     bool is_there = has[m][i] && (m == 1 || piece < n_piece);
                     copy_piece(to + piece_at<LINE>(128 * m + tid / 8 + 32 * i, tid % 8),
                                is_there ? from[m][i] + 16 * piece : from[m][i], is_there);
                 }
         copy_commit();
     };
+    // Codes are in registers while a step is multiplied, and become BF16 behind it.
+    uint4 unpacked[4];
+    auto read_codes = [&](int step) {
+        int piece = step * (STEP / 8) + tid % 8;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            unpacked[i] = make_uint4(0, 0, 0, 0);
+            if (step < n_step && has[0][i] && piece < n_piece)
+                unpacked[i] = unpack_codes<T>(a.kv, from[0][i], 8 * piece);
+        }
+    };
+    auto put_codes = [&](int step) {
+        uint32_t to = base + (uint32_t)(step % STAGES * STAGE_BYTES);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (step < n_step)
+                store_piece(to + piece_at<LINE>(tid / 8 + 32 * i, tid % 8), unpacked[i]);
+    };
     float acc[4][4][4] = {};
     int row0 = warp / 4 * 64, col0 = warp % 4 * 32;
     copy(0);
     copy(1);
+    if constexpr (has_codes<T>)
+        for (int step = 0; step < 2; step++) {
+            read_codes(step);
+            put_codes(step);
+        }
     for (int step = 0; step < n_step; step++) {
         copy_wait<1>();
         __syncthreads();
         copy(step + 2);
+        if constexpr (has_codes<T>) read_codes(step + 2);
         uint32_t rows = base + (uint32_t)(step % STAGES * STAGE_BYTES), cols = rows + ROWS * LINE;
 #pragma unroll
         for (int e = 0; e < STEP / 16; e++) {
@@ -575,6 +634,7 @@ static __global__ void __launch_bounds__(expansion::THREADS, 2) expand(const hd_
 #pragma unroll
                 for (int n = 0; n < 4; n++) tensor_product(acc[m][n], x[m], w[n / 2] + n % 2 * 2);
         }
+        if constexpr (has_codes<T>) put_codes(step + 2);
     }
     copy_wait<0>();
     __syncthreads();
@@ -611,7 +671,10 @@ extern "C" void hd_cuda_run_expand(const hd_cuda_expand *a, cudaStream_t stream)
     int n_column = a->n_head * (a->n_nope + a->n_v);
     dim3 grid((unsigned)((n_column + expansion::COLUMNS - 1) / expansion::COLUMNS + 1),
               (unsigned)a->n_task);
-    (void)cudaFuncSetAttribute((const void *)expand, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    auto kernel = a->kv.type == HD_KV_FP8    ? expand<HD_KV_FP8>
+                  : a->kv.type == HD_KV_INT8 ? expand<HD_KV_INT8>
+                                             : expand<HD_KV_BF16>;
+    (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                expansion::SHARED);
-    HD_LAUNCH(expand, grid, expansion::THREADS, expansion::SHARED, stream, *a);
+    HD_LAUNCH(kernel, grid, expansion::THREADS, expansion::SHARED, stream, *a);
 }

@@ -17,6 +17,12 @@ static __device__ __forceinline__ void copy_piece(uint32_t to, const void *from,
     copy16(to, from, is_there ? 16 : 0);
 }
 
+static __device__ __forceinline__ void store_piece(uint32_t to, uint4 v) {
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w)
+                 : "memory");
+}
+
 // Four 8x8 matrices of 16-bit values: lane l points at row l%8 of matrix l/8.
 static __device__ __forceinline__ void load_four(uint32_t r[4], uint32_t at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

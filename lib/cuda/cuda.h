@@ -111,6 +111,11 @@ static inline bool hd_cuda_rounds(const hd_cuda *c, enum hd_format f) {
     return c->compute == HD_COMPUTE_BFLOAT16 || (c->compute == HD_COMPUTE_AUTO && f != HD_F32);
 }
 
+/* Whether products with them may be mul_fp8.cu's. */
+static inline bool hd_cuda_streams_fp8(const hd_cuda *c, enum hd_format f) {
+    return f == HD_F8_B128 && hd_cuda_rounds(c, f) && !c->is_deterministic;
+}
+
 /* Attention, attn.c: sets flash_rule, n_room and part_floats; what its kernels can do decides. */
 void hd_cuda_attn_limits(hd_cuda *c, const hd_dev_limits *l);
 
@@ -170,6 +175,7 @@ typedef struct hd_cuda_rows {
     void *to;
     const void *from;
     size_t to_bytes, from_bytes, n_row;
+    bool is_fp8; /* HD_F8_B128, which lies there in another way: hd_cuda_mat */
 } hd_cuda_rows;
 /* From now on, until settle. */
 HD_MUST_CHECK hd_status hd_cuda_load(hd_cuda *c, const hd_cuda_rows *r, const char *what);

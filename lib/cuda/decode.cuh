@@ -57,14 +57,16 @@ template <> struct codec<HD_BF16> {
     }
 };
 
-template <> struct codec<HD_F8_B128> { // f32 scale, 128 codes: a value is a float32
+template <> struct codec<HD_F8_B128> { // HD_CUDA_FP8_BLOCK (kernels.h): a value is a float32
     static constexpr int terms = 3;
     static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
-        const unsigned char *p = row + (size_t)(k / 128) * 132;
-        const uint32_t *codes = (const uint32_t *)(p + 4 + k % 128);
-        float scale = *(const float *)p;
-        e4m3_values4(codes[0], v);
-        e4m3_values4(codes[1], v + 4);
+        const unsigned char *p = row + (size_t)(k / HD_CUDA_FP8_BLOCK) * HD_CUDA_FP8_BYTES;
+        k %= HD_CUDA_FP8_BLOCK;
+        float scale = ((const float *)p)[k / 128];
+        p += HD_CUDA_FP8_BYTES - HD_CUDA_FP8_BLOCK + k / 64 * 64 + k % 32 * 2 + k % 64 / 32 * 8;
+        uint2 codes = *(const uint2 *)p; // the middle two of each four change places
+        e4m3_values4(__byte_perm(codes.x, 0, 0x3120), v);
+        e4m3_values4(__byte_perm(codes.y, 0, 0x3120), v + 4);
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] *= scale;
     }

@@ -37,13 +37,20 @@ enum {
     HD_CUDA_GEMM_ROWS = 128,     /* of hd_cuda_run_gemm, */
     HD_CUDA_GEMM_MIN = 65,       /* which takes products of so many rows, */
     HD_CUDA_GEMM_PICKS = 4,      /* and so many of an expert in the mean */
+    HD_CUDA_FP8_ROWS = 256,      /* products of FP8 weights of more rows decode them to BF16 */
+    HD_CUDA_FP8_TILE = 16,       /* rows of an expert's tile there */
+    HD_CUDA_FP8_BLOCK = 1024,    /* codes of a block of such weights on the device, */
+    HD_CUDA_FP8_BYTES = 1056,    /* and its bytes */
     HD_CUDA_MAP_BYTES = 128,
     HD_CUDA_BOX_ROWS = 64,  /* of a weight, 64 inputs each: what its map copies at a time */
     HD_CUDA_SORT_ROWS = 256 /* of a block of hd_cuda_run_sort_many */
 };
 
 /* A weight as it lies on the device: rows padded with zeros to 16 bytes, of float formats to blocks
- * of 32. */
+ * of 32. Rows of HD_F8_B128 are laid out anew: for every HD_CUDA_FP8_BLOCK inputs, of which the last
+ * may be fewer, 8 float scales, then the codes. Of 64 codes the eight inputs 8t + i and then the
+ * eight 32 + 8t + i are 16 bytes, what a lane t of a product takes at a time, and of every four the
+ * middle two have changed places: even bytes and odd bytes of a word are neighbours. */
 typedef struct hd_cuda_mat {
     const unsigned char *data; /* [n_mat, n_out, row_bytes] */
     enum hd_format format;
@@ -76,6 +83,7 @@ typedef struct hd_cuda_mul {
     size_t ldx, x_mat, ldy, y_mat;
     enum hd_cuda_into into;
     bool is_rounded;   /* inputs and weights to BF16: one term each */
+    bool is_ordered;   /* sums in the order that all kernels have but those of FP8 weights */
     const float *norm; /* NULL, or [n_in]: x is normed first, by stream.cuh */
     float eps;
     int n_row;
@@ -98,6 +106,14 @@ __host__ __device__
     hd_cuda_input_stride(int n_in) {
     return (size_t)((n_in + 63) / 64 * 128 + 64);
 }
+
+/* Whether mul_fp8.cu takes the products, which hd_cuda_run_mul leaves it: rounded, not ordered, up to
+ * HD_CUDA_FP8_ROWS (an expert's tiles of HD_CUDA_FP8_TILE at most). It norms inputs, too. Codes are
+ * multiplied as they are, and sums by the scales: no weight is rounded. */
+bool hd_cuda_can_mul_fp8(const hd_cuda_mul *m, int n);
+void hd_cuda_run_mul_fp8(const hd_cuda_mul *m, int n, cudaStream_t stream);
+/* Rows whose inputs have room in a multiprocessor's shared memory there. */
+int hd_cuda_fp8_rows(int n_in);
 
 /* The same for many rows, with BF16 weights and BF16 inputs x_bf16, whose rows are aligned to 16
  * bytes; tiles of HD_CUDA_GEMM_ROWS. Both with up or both without; not HD_CUDA_SWIGLU. */

@@ -46,8 +46,36 @@ static bool take_note(hd_cuda_loader *l, hd_cuda_rows *out) {
     return is_taken;
 }
 
+/* 64 codes in the order of hd_cuda_mat. */
+static void order_codes(uint8_t *to, const uint8_t *from) {
+    for (int i = 0; i < 16; i++) {
+        uint32_t w;
+        memcpy(&w, from + i / 2 % 2 * 32 + i / 4 * 8 + i % 2 * 4, sizeof w);
+        w = (w & 0xff0000ffu) | (w >> 8 & 0xff00u) | (w & 0xff00u) << 8;
+        memcpy(to + 4 * i, &w, sizeof w);
+    }
+}
+
+/* A row of blocks of 128, each a scale and its codes, as hd_cuda_mat says. */
+static void fill_fp8(uint8_t *to, const uint8_t *from, size_t to_bytes, size_t from_bytes) {
+    enum { N = 128, BYTES = 132, SCALES = HD_CUDA_FP8_BYTES - HD_CUDA_FP8_BLOCK };
+    memset(to, 0, to_bytes);
+    for (size_t b = 0; b < from_bytes / BYTES; b++, from += BYTES) {
+        uint8_t *block = to + b / (HD_CUDA_FP8_BLOCK / N) * HD_CUDA_FP8_BYTES;
+        size_t in_block = b % (HD_CUDA_FP8_BLOCK / N);
+        memcpy(block + 4 * in_block, from, 4);
+        for (int i = 0; i < N; i += 64) order_codes(block + SCALES + N * in_block + i, from + 4 + i);
+    }
+}
+
 /* Rows as they lie on the device: padded with zeros. */
 static void fill(char *to, const hd_cuda_rows *r) {
+    if (r->is_fp8) {
+        for (size_t i = 0; i < r->n_row; i++)
+            fill_fp8((uint8_t *)to + i * r->to_bytes, (const uint8_t *)r->from + i * r->from_bytes,
+                     r->to_bytes, r->from_bytes);
+        return;
+    }
     if (r->to_bytes == r->from_bytes) {
         memcpy(to, r->from, r->n_row * r->to_bytes);
         return;
@@ -142,6 +170,14 @@ static void note(hd_cuda_loader *l, const hd_cuda_rows *r) {
 
 /* A copy from memory that is not pinned has read it when it returns. */
 static hd_status load_small(const hd_cuda *c, const hd_cuda_rows *r, const char *what) {
+    if (r->is_fp8) {
+        char *rows = hd_alloc(r->n_row * r->to_bytes);
+        fill(rows, r);
+        cudaError_t e = cudaMemcpyAsync(r->to, rows, r->n_row * r->to_bytes, cudaMemcpyHostToDevice,
+                                        c->stream);
+        hd_free(rows);
+        return hd_cuda_told(e, what);
+    }
     if (r->to_bytes > r->from_bytes)
         HD_TRY(hd_cuda_told(cudaMemsetAsync(r->to, 0, r->n_row * r->to_bytes, c->stream), what));
     return hd_cuda_told(cudaMemcpy2DAsync(r->to, r->to_bytes, r->from, r->from_bytes, r->from_bytes,

@@ -141,6 +141,16 @@ static size_t bytes_of(enum hd_format f, int n) {
     return (size_t)(n / geometry[f].block_elems) * (size_t)geometry[f].block_bytes;
 }
 
+/* Of a row on the device: hd_cuda_mat. */
+static size_t row_bytes_of(enum hd_format f, int n_in) {
+    enum { SCALES = HD_CUDA_FP8_BYTES - HD_CUDA_FP8_BLOCK };
+    if (f == HD_F8_B128)
+        return (size_t)n_in +
+               SCALES * (((size_t)n_in + HD_CUDA_FP8_BLOCK - 1) / HD_CUDA_FP8_BLOCK);
+    bool is_float = geometry[f].block_elems == 1;
+    return is_float ? bytes_of(f, (n_in + 31) / 32 * 32) : (bytes_of(f, n_in) + 15) / 16 * 16;
+}
+
 static hd_status copy_weight(hd_cuda *c, const hd_weight *w, const hd_cuda_mat *m,
                              size_t from_bytes) {
     for (int i = 0; i < m->n_mat; i++) {
@@ -148,7 +158,8 @@ static hd_status copy_weight(hd_cuda *c, const hd_weight *w, const hd_cuda_mat *
                           .from = w->mat[i],
                           .to_bytes = m->row_bytes,
                           .from_bytes = from_bytes,
-                          .n_row = (size_t)m->n_out};
+                          .n_row = (size_t)m->n_out,
+                          .is_fp8 = m->format == HD_F8_B128};
         HD_TRY(hd_cuda_load(c, &r, w->name));
     }
     return HD_OK;
@@ -171,11 +182,9 @@ static hd_status make_decoded(hd_cuda *c, const hd_cuda_mat *m) {
 
 hd_status hd_cuda_prepare(void *ctx, hd_weight *w) {
     hd_cuda *c = ctx;
-    int n_in = (w->n_in + 31) / 32 * 32;
-    bool is_float = geometry[w->format].block_elems == 1;
     size_t from_bytes = bytes_of(w->format, w->n_in);
     hd_cuda_mat m = {.format = w->format, .n_in = w->n_in, .n_out = w->n_out, .n_mat = w->n_mat};
-    m.row_bytes = is_float ? bytes_of(w->format, n_in) : (from_bytes + 15) / 16 * 16;
+    m.row_bytes = row_bytes_of(w->format, w->n_in);
     m.mat_bytes = (m.row_bytes * (size_t)m.n_out + 255) / 256 * 256;
     void *memory;
     HD_TRY(hd_cuda_alloc(c, m.mat_bytes * (size_t)m.n_mat, w->name, &memory));

@@ -2,6 +2,8 @@
  *
  * Which kernel a product y = W x of R rows takes, the first that can:
  *
+ * - mul_fp8.cu: it rounds, weights are FP8, R <= HD_CUDA_FP8_ROWS, a row's inputs have room in
+ *   shared memory; not under --deterministic.
  * - many.c: it rounds, R >= HD_CUDA_GEMM_MIN (and HD_CUDA_GEMM_PICKS rows an expert), weights are
  *   BF16 or have room to be decoded. gemm_wgmma.cu, or gemm_mma.cu before sm_90. Under
  *   --deterministic (form.c) rows of the expanded form always, those of the absorbed form in
@@ -22,7 +24,8 @@ static hd_cuda_mul mul_of(const hd_cuda *c, const hd_weight *w, const float *x, 
                          .y = y,
                          .ldy = (size_t)m->n_out,
                          .n_row = n_row,
-                         .is_rounded = hd_cuda_rounds(c, m->format)};
+                         .is_rounded = hd_cuda_rounds(c, m->format),
+                         .is_ordered = c->is_deterministic};
 }
 
 static void run_mul(hd_cuda *c, const hd_weight *w, const float *x, float *y, int n_row,
@@ -38,7 +41,8 @@ static void norm(hd_cuda *c, hd_cuda_norm a) { hd_cuda_run_norm(&a, c->stream); 
 static void run_normed(hd_cuda *c, hd_cuda_norm a, hd_cuda_mul *m, int n) {
     enum { ROWS = 2 };
     bool is_fused = a.n_row <= ROWS;
-    for (int i = 0; i < n; i++) is_fused &= hd_cuda_can_stream(&m[i], 1);
+    for (int i = 0; i < n; i++)
+        is_fused &= hd_cuda_can_mul_fp8(&m[i], 1) || hd_cuda_can_stream(&m[i], 1);
     for (int i = 0; i < n; i++) {
         m[i].x = is_fused ? a.x : a.out;
         if (is_fused) m[i].norm = a.w, m[i].eps = a.eps, m[i].x_row = a.ix;
@@ -187,8 +191,13 @@ static int down(const hd_cuda *c, const struct hd_op_moe *a, int tile_rows, hd_c
     return 2;
 }
 
-static int tile_rows_of(const struct hd_op_moe *a) {
+static int tile_rows_of(const hd_cuda *c, const struct hd_op_moe *a, bool has_order) {
     if (a->n_row < HD_CUDA_FEW_ROWS) return a->n_row; /* an expert has one tile, of any size */
+    bool has_room = hd_cuda_fp8_rows(a->d_model) >= HD_CUDA_FP8_TILE &&
+                    hd_cuda_fp8_rows(a->down->n_in) >= HD_CUDA_FP8_TILE;
+    if (!has_order && has_room && a->n_row <= HD_CUDA_FP8_ROWS &&
+        hd_cuda_streams_fp8(c, a->gate->format))
+        return HD_CUDA_FP8_TILE;
     /* Rows of an expert, about. */
     bool is_few = a->n_row * a->n_used <= a->gate->n_mat * HD_CUDA_MANY_ROWS / 2;
     return is_few ? HD_CUDA_FEW_ROWS : HD_CUDA_MANY_ROWS;
@@ -208,7 +217,7 @@ void hd_cuda_rows_moe(hd_cuda *c, const struct hd_op_moe *args) {
     c->sorted = NULL;
     if (hd_cuda_many_moe(c, args)) return;
     if (a->n_row == 0) return;
-    int tile_rows = tile_rows_of(a);
+    int tile_rows = tile_rows_of(c, a, has_order);
     hd_cuda_sort sort = sort_of(c, a->expert, a->n_row, a->n_used, a->gate->n_mat, tile_rows);
     sort.expert0 = a->expert0;
     if (!has_order) hd_cuda_run_sort(&sort, c->stream);

@@ -8,6 +8,10 @@ HD_CUDA_FORMATS(ROW)
 #undef ROW
 
 static void run_format(const hd_cuda_mul *m, int n, cudaStream_t stream) {
+    if (hd_cuda_can_mul_fp8(m, n)) {
+        hd_cuda_run_mul_fp8(m, n, stream);
+        return;
+    }
     switch (m->w.format) {
 #define ROW(F)                                                                                     \
     case F: hd_cuda_mul_##F(m, n, stream); break;
@@ -36,6 +40,23 @@ extern "C" bool hd_cuda_can_stream(const hd_cuda_mul *m, int n) {
         int rows = hd_cuda_stream_rows(&m[i]);
         if (!is_plain(&m[i]) || rows == 0) return false;
         if (m[i].tile != nullptr ? m[i].tile_rows > rows : m[i].n_row > 2 * HD_CUDA_MANY_ROWS)
+            return false;
+    }
+    return true;
+}
+
+extern "C" int hd_cuda_fp8_rows(int n_in) {
+    size_t each = hd_cuda_input_stride(n_in) + HD_CUDA_SLICES * 16 * sizeof(float);
+    return (int)((hd_cuda_current().shared_max - 1280) / each);
+}
+
+extern "C" bool hd_cuda_can_mul_fp8(const hd_cuda_mul *m, int n) {
+    for (int i = 0; i < n; i++) {
+        if (m[i].w.format != HD_F8_B128 || m[i].is_ordered || !is_plain(&m[i])) return false;
+        int rows = hd_cuda_fp8_rows(m[i].w.n_in);
+        if (rows == 0) return false;
+        if (m[i].tile == nullptr && m[i].n_row > HD_CUDA_FP8_ROWS) return false;
+        if (m[i].tile != nullptr && (m[i].tile_rows > HD_CUDA_FP8_TILE || m[i].tile_rows > rows))
             return false;
     }
     return true;

@@ -132,6 +132,7 @@ static void products_of_many_rows(void **state) {
                        n_rows[i]);
             check_proj(formats[f], 320, n_outs[i], n_rows[i]);
         }
+    for (int i = 0; i < 4; i++) check_proj(HD_F8_B128, i % 2 ? 128 : 256, n_outs[i], n_rows[i]);
 }
 
 static void products_of_odd_width(void **state) {

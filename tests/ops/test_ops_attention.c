@@ -163,6 +163,28 @@ static void q8_heads(void **state) {
                             .what = "Q8_0 k_b and v_b"});
 }
 
+/* Codes at the width of DeepSeek's latents, in one group and in several. */
+static void codes(void **state) {
+    (void)state;
+    static const test_seq seqs[] = {{.n_pos = 170, .n_row = 40, .n_expanded = 40},
+                                    {.n_pos = 300, .n_row = 1},
+                                    {.n_pos = 33, .n_row = 2}};
+    static const int n_cs[] = {112, 128, 256, 512};
+    for (size_t i = 0; i < HD_COUNT_OF(n_cs); i++)
+        for (int is_int8 = 0; is_int8 < 2; is_int8++)
+            check_attn(&(attn_case){.s = {.n_head = 17 - 4 * (int)i,
+                                          .n_nope = 32,
+                                          .n_rope = i == 1 ? 24 : 64,
+                                          .n_c = n_cs[i],
+                                          .n_v = 16},
+                                    .seq = seqs,
+                                    .n_seq = 3,
+                                    .page_tok = 16,
+                                    .kv_type = is_int8 ? HD_KV_INT8 : HD_KV_FP8,
+                                    .w_format = HD_BF16,
+                                    .what = "a cache of codes"});
+}
+
 /* More absorbed rows than a wave holds, more expanded rows than a group holds, many sequences. */
 static void long_and_many(void **state) {
     (void)state;
@@ -394,9 +416,13 @@ static void qkv_writes_its_rows_only(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ragged_batches),          cmocka_unit_test(q8_heads),
-        cmocka_unit_test(long_and_many),           cmocka_unit_test(long_contexts),
-        cmocka_unit_test(later_rows_are_not_seen), cmocka_unit_test(qkv_writes_its_rows_only),
+        cmocka_unit_test(ragged_batches),
+        cmocka_unit_test(q8_heads),
+        cmocka_unit_test(codes),
+        cmocka_unit_test(long_and_many),
+        cmocka_unit_test(long_contexts),
+        cmocka_unit_test(later_rows_are_not_seen),
+        cmocka_unit_test(qkv_writes_its_rows_only),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

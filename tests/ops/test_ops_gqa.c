@@ -159,6 +159,19 @@ static void ragged_batches(void **state) {
                        (enum hd_kv_type)((s + 2 * p) % HD_KV_TYPE_COUNT));
 }
 
+static void codes(void **state) {
+    (void)state;
+    static const test_seq seqs[] = {{.n_pos = 150, .n_row = 40},
+                                    {.n_pos = 300, .n_row = 1},
+                                    {.n_pos = 33, .n_row = 17}};
+    static const shape wide = {.n_head = 18, .n_head_kv = 9, .d_head = 128};
+    for (int is_int8 = 0; is_int8 < 2; is_int8++) {
+        enum hd_kv_type type = is_int8 ? HD_KV_INT8 : HD_KV_FP8;
+        for (size_t s = 0; s < HD_COUNT_OF(shapes); s++) check_attn(&shapes[s], seqs, 3, 16, type);
+        check_attn(&wide, seqs, 3, 16, type);
+    }
+}
+
 static void long_and_many(void **state) {
     (void)state;
     static const test_seq longest[] = {{.n_pos = 300, .n_row = 300}};
@@ -381,6 +394,7 @@ static void qkv_writes_its_rows_only(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ragged_batches),
+        cmocka_unit_test(codes),
         cmocka_unit_test(long_and_many),
         cmocka_unit_test(long_contexts),
         cmocka_unit_test(later_rows_are_not_seen),

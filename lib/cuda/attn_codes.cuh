@@ -1,12 +1,13 @@
 // Attention of few rows a sequence over a cache of codes (FP8, INT8), which attn_decode.cu splits
-// over blocks: the codes pass through shared memory as they are, and become F16 in registers, which
-// holds each of them exactly.
+// over blocks: the codes pass through shared memory as they are. Where there are units for FP8 (from
+// compute capability 8.9 on) they multiply FP8 codes; queries and weights are sums of two E4M3 terms
+// then, as right as BF16. Else codes become F16 in registers, which holds each of them exactly.
 //
 // Scales are not multiplied with codes. A warp has the keys' elements of one group of codes: its sum
 // of a position is multiplied by that group's scale. Its columns of the values are of one group,
-// too: the weights of positions are multiplied by that, relative to the largest so far, which their
-// F16 holds as right as it holds a weight. Queries are scaled by a power of two into F16's range.
-// The rotated part of a latent key is BF16.
+// too: the weights of positions are multiplied by that, relative to the largest so far, so that they
+// stay in the range of their type. Queries are scaled into it by a power of two. The rotated part of
+// a latent key is BF16.
 #pragma once
 
 #include "cuda/attn_tile.cuh"
@@ -48,8 +49,45 @@ static __device__ __forceinline__ uint32_t half_pair(float low, float high) {
     return r;
 }
 
-// What codes as F16 are to be multiplied with.
-template <int T> constexpr float code_unit = T == HD_KV_FP8 ? 256 : 1;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+template <int T> constexpr bool has_units = T == HD_KV_FP8;
+#else
+template <int T> constexpr bool has_units = false;
+#endif
+
+// What codes as operands are to be multiplied with, the power of two that queries are brought to,
+// and the one that weights are multiplied with.
+template <int T> constexpr float code_unit = T == HD_KV_FP8 && !has_units<T> ? 256 : 1;
+template <int T> constexpr int query_exponent = has_units<T> ? 7 : 10;
+template <int T> constexpr int weight_exponent = has_units<T> ? 7 : 0;
+
+// c += A B of E4M3: A [16, 32], B [32, 8]; lane 4g+t holds of A's rows g and g+8, and of B's column
+// g, the elements 4t .. 4t+3 of each sixteen.
+static __device__ __forceinline__ void fp8_product(float c[4], const uint32_t a[4], uint32_t b0,
+                                                   uint32_t b1) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+// Four values as two E4M3 terms each.
+static __device__ __forceinline__ void fp8_terms(const float v[4], uint32_t *first,
+                                                 uint32_t *second) {
+    float rest[4];
+    *first = (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(v[0], v[1]), __NV_SATFINITE, __NV_E4M3) |
+             (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(v[2], v[3]), __NV_SATFINITE, __NV_E4M3)
+                 << 16;
+    e4m3_values4(*first, rest);
+#pragma unroll
+    for (int i = 0; i < 4; i++) rest[i] = v[i] - rest[i];
+    *second =
+        (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(rest[0], rest[1]), __NV_SATFINITE, __NV_E4M3) |
+        (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(rest[2], rest[3]), __NV_SATFINITE, __NV_E4M3)
+            << 16;
+}
 
 // Four codes as F16, the even bytes and the odd ones: E4M3's bits are those of a value that is 2^-8
 // of the code, those of 1024 and a byte without a sign are known.
@@ -77,12 +115,22 @@ static __device__ __forceinline__ void copy_codes(const hd_cuda_attn &a, const v
     int lane = (int)threadIdx.x % 8, n_plain = 2 * (a.kv.n - a.kv.n_code);
     int skip = t.kv_head * n, scales = a.kv.scale_at + t.kv_head * 2 / 16 * 16;
     const unsigned char *base = (const unsigned char *)cache;
+    bool is_straight = n == S::DC && n_plain == 2 * S::DR && a.kv.scale_at == S::DC;
 #pragma unroll
     for (int i = 0; i < S::COPY_ROWS; i++) {
         int r = i * (S::THREADS / 8) + (int)threadIdx.x / 8;
         bool is_there = t.row[i] >= 0;
         const unsigned char *from =
             base + (is_there ? (size_t)t.row[i] * (size_t)a.kv.row_bytes : 0);
+        if (is_straight) { // the row as it lies
+            uint32_t at = to + (uint32_t)(r * S::LINE + 16 * lane);
+            from += 16 * lane;
+#pragma unroll
+            for (int j = 0; j < (ALL + 7) / 8; j++)
+                if (8 * j + 8 <= ALL || 8 * j + lane < ALL)
+                    copy_piece(at + (uint32_t)(128 * j), from + 128 * j, is_there);
+            continue;
+        }
 #pragma unroll
         for (int j = 0; j < (ALL + 7) / 8; j++) {
             int piece = 8 * j + lane, plain = 16 * (piece - CODES - 1);
@@ -148,14 +196,25 @@ static __device__ __forceinline__ void load_code_queries(const hd_cuda_attn &a, 
             for (int c = 0; c < 4; c++) top = fmaxf(top, fabsf(v[k][c]));
         top = fmaxf(top, shuffle_xor(top, 1));
         top = fmaxf(top, shuffle_xor(top, 2));
-        // The exponent that brings top to 2^10 .. 2^11; one that has an inverse.
-        int exponent = max(1, min(253, 264 - (int)(__float_as_uint(top) >> 23)));
+        // The power of two that brings top to that of query_exponent; one that has an inverse.
+        int exponent = 254 + query_exponent<S::T> - (int)(__float_as_uint(top) >> 23);
+        exponent = max(1, min(253, exponent));
         float factor = __uint_as_float((uint32_t)exponent << 23);
         q->unit[i] = __uint_as_float((uint32_t)(254 - exponent) << 23) * code_unit<S::T>;
+        if (top == INFINITY) q->unit[i] = NAN; // which an operand may not hold
+#pragma unroll
+        for (int k = 0; k < S::KS; k++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) v[k][c] *= factor;
 #pragma unroll
         for (int k = 0; k < S::KS; k++) {
-            q->code[k][i] = half_pair(v[k][0] * factor, v[k][2] * factor);
-            q->code[k][2 + i] = half_pair(v[k][1] * factor, v[k][3] * factor);
+            if constexpr (has_units<S::T>) { // [2e], [2e + 1]: terms of step e of 32
+                fp8_terms(v[k], &q->code[k / 2 * 2][k % 2 * 2 + i],
+                          &q->code[k / 2 * 2 + 1][k % 2 * 2 + i]);
+            } else {
+                q->code[k][i] = half_pair(v[k][0], v[k][2]);
+                q->code[k][2 + i] = half_pair(v[k][1], v[k][3]);
+            }
         }
         float x[2][2] = {};
         if (S::IS_LATENT && h < n_head)
@@ -186,15 +245,23 @@ static __device__ __forceinline__ void code_products(const code_queries<S> &q, u
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, id = lane / 8, r8 = lane % 8;
     float s[TILE / 8][4] = {};
     uint32_t line = k + (uint32_t)((8 * id + r8) * S::LINE);
+    line += (uint32_t)(16 * warp * S::KS);
 #pragma unroll
-    for (int e = 0; e < S::KS; e++) {
-        uint32_t codes[4], even, odd;
-        load_four(codes, line + (uint32_t)(16 * (warp * S::KS + e)));
+    for (int e = 0; e < S::KS; e += 2) {
+        uint32_t codes[2][4], even, odd;
+        load_four(codes[0], line + (uint32_t)(16 * e));
+        load_four(codes[1], line + (uint32_t)(16 * e + 16));
 #pragma unroll
-        for (int j = 0; j < TILE / 8; j++) {
-            halves_of_codes<S::T>(codes[j], &even, &odd);
-            half_product(s[j], q.code[e], even, odd);
-        }
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int j = 0; j < TILE / 8; j++) {
+                if constexpr (has_units<S::T>) {
+                    fp8_product(s[j], q.code[e + 1 - i], codes[0][j], codes[1][j]);
+                } else {
+                    halves_of_codes<S::T>(codes[i][j], &even, &odd);
+                    half_product(s[j], q.code[e + i], even, odd);
+                }
+            }
     }
 #pragma unroll
     for (int j = 0; j < TILE / 8; j++)
@@ -229,32 +296,55 @@ static __device__ __forceinline__ void code_values(const float weight[TILE / 8][
         for (int c = 0; c < 2; c++) top = max(top, (int)__float_as_uint(scale[j][c]));
     top = max(top, shuffle_xor(top, 1));
     top = max(top, shuffle_xor(top, 2));
-    int now = max(*exponent, min(top >> 23, 253)), ago = now - *exponent;
-    float relative = __uint_as_float((uint32_t)(254 - now) << 23);
+    int now = max(*exponent, max(weight_exponent<S::T> + 1, min(top >> 23, 253)));
+    int ago = now - *exponent;
+    float relative = __uint_as_float((uint32_t)(254 + weight_exponent<S::T> - now) << 23);
     float older = ago < 127 ? __uint_as_float((uint32_t)(127 - ago) << 23) : 0;
     *exponent = now;
 #pragma unroll
     for (int j = 0; j < S::NV; j++)
 #pragma unroll
         for (int c = 0; c < 4; c++) out[j][c] *= keep[c / 2] * older;
-    uint32_t p[TILE / 16][4];
+    uint32_t p[TILE / 16][4]; // steps of sixteen positions, or terms of all
 #pragma unroll
-    for (int j = 0; j < TILE / 8; j++) {
-        float x = scale[j][0] * relative, y = scale[j][1] * relative;
-        p[j / 2][j % 2 * 2] = half_pair(weight[j][0] * x, weight[j][1] * y);
-        p[j / 2][j % 2 * 2 + 1] = half_pair(weight[j][2] * x, weight[j][3] * y);
-    }
+    for (int j = 0; j < TILE / 8; j += 2)
+#pragma unroll
+        for (int i = 0; i < 2; i++) { // rows g, g + 8
+            float w[4];
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                w[c] = weight[j + c / 2][2 * i + c % 2] * (scale[j + c / 2][c % 2] * relative);
+            if constexpr (has_units<S::T>) {
+                fp8_terms(w, &p[0][j + i], &p[1][j + i]);
+            } else {
+                p[j / 2][i] = half_pair(w[0], w[1]);
+                p[j / 2][2 + i] = half_pair(w[2], w[3]);
+            }
+        }
     uint32_t line = v + (uint32_t)((8 * id + r8) * S::LINE + warp * S::NV * 8);
 #pragma unroll
     for (int j = 0; j < S::NV / 2; j++) {
         uint32_t codes[4], even[4], odd[4];
         load_four_transposed(codes, line + (uint32_t)(16 * j));
+        if constexpr (has_units<S::T>) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) halves_of_codes<S::T>(codes[i], &even[i], &odd[i]);
+            for (int i = 0; i < 2; i++) {
+                even[i] = __byte_perm(codes[2 * i], codes[2 * i + 1], 0x6420);
+                odd[i] = __byte_perm(codes[2 * i], codes[2 * i + 1], 0x7531);
+            }
 #pragma unroll
-        for (int e = 0; e < TILE / 16; e++) {
-            half_product(out[2 * j], p[e], even[2 * e], even[2 * e + 1]);
-            half_product(out[2 * j + 1], p[e], odd[2 * e], odd[2 * e + 1]);
+            for (int i = 1; i >= 0; i--) {
+                fp8_product(out[2 * j], p[i], even[0], even[1]);
+                fp8_product(out[2 * j + 1], p[i], odd[0], odd[1]);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++) halves_of_codes<S::T>(codes[i], &even[i], &odd[i]);
+#pragma unroll
+            for (int e = 0; e < TILE / 16; e++) {
+                half_product(out[2 * j], p[e], even[2 * e], even[2 * e + 1]);
+                half_product(out[2 * j + 1], p[e], odd[2 * e], odd[2 * e + 1]);
+            }
         }
     }
 }
@@ -274,7 +364,8 @@ static __device__ __forceinline__ void store_codes(const hd_cuda_attn &a, const 
         l += shuffle_xor(l, 2);
         int h = g + 8 * i;
         if (h >= n_head) continue;
-        float factor = __uint_as_float((uint32_t)exponent << 23) * code_unit<S::T>;
+        float factor = __uint_as_float((uint32_t)(exponent - weight_exponent<S::T>) << 23);
+        factor *= code_unit<S::T>;
         float *to =
             a.out + ((size_t)w.s.row * (size_t)a.n_head + (size_t)(head0 + h)) * (size_t)a.n_v;
         if (w.s.slot >= 0) {

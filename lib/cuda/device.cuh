@@ -107,6 +107,9 @@ static __device__ __forceinline__ void copy16(uint32_t to, const void *from, int
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n_byte)
                  : "memory");
 }
+static __device__ __forceinline__ void copy4(uint32_t to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
 static __device__ __forceinline__ void copy_commit(void) {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -112,7 +112,7 @@ __host__ __device__
  * multiplied as they are, and sums by the scales: no weight is rounded. */
 bool hd_cuda_can_mul_fp8(const hd_cuda_mul *m, int n);
 void hd_cuda_run_mul_fp8(const hd_cuda_mul *m, int n, cudaStream_t stream);
-/* Rows whose inputs have room in a multiprocessor's shared memory there. */
+/* Rows of a tile there at most; 0: no eight rows' inputs have room in shared memory. */
 int hd_cuda_fp8_rows(int n_in);
 
 /* The same for many rows, with BF16 weights and BF16 inputs x_bf16, whose rows are aligned to 16

@@ -3,29 +3,48 @@
 //
 // The plan is stream.cuh's: blocks of eight warps, each block an equal share of the items of sixteen
 // outputs for a tile of rows, whose inputs lie in shared memory; a warp has a run of the inputs, and
-// the runs' sums are added in order. Weights go straight to registers as codes, 64 inputs of an
-// output at a time, those of the next item while this one is multiplied. A code becomes BF16
-// exactly; what 64 inputs add up to is multiplied by the scale. With more rows there are more
+// the runs' sums are added in order. A warp's codes, 64 inputs of sixteen outputs at a time, are
+// copied to a ring of its own, as many ahead as it has room, through items and tiles. A code becomes
+// BF16 exactly; what 64 inputs add up to is multiplied by the scale. With more rows there are more
 // products with the same registers: a weight is read once a tile.
 #include "cuda/stream.cuh"
 
-// Codes on their way: so many times 64 inputs of two outputs.
-constexpr int SEGMENT = 64, AHEAD = 4;
+constexpr size_t FP8_FIXED = 2048; // bytes that a block takes besides
+constexpr int SEGMENT = 64, SEGMENT_BYTES = 16 * SEGMENT + 16 * 4; // codes of 16 outputs, scales
+
+// With tiles of 8 * NT rows: blocks of a multiprocessor, segments of a ring.
+template <int NT> constexpr int fp8_blocks = NT > 2 ? 1 : 2;
+template <int NT> constexpr int fp8_ring = NT == 2 ? 4 : 8;
+template <int NT> constexpr int fp8_ring_bytes = SLICES *fp8_ring<NT> *SEGMENT_BYTES;
+
 struct fp8_segment {
     uint4 codes[2];
     float scale[2];
 };
 
-// Segment s of both rows: this lane's sixteen codes of it.
-static __device__ __forceinline__ void load_segment(const unsigned char *const row[2], int s,
-                                                    fp8_segment *to) {
+// Segment s of the outputs g and g + 8, whose rows these are: a lane copies the sixteen codes of
+// each that it multiplies, and some the scales.
+static __device__ __forceinline__ void copy_segment(const unsigned char *const row[2], int s,
+                                                    uint32_t to) {
     constexpr int EACH = HD_CUDA_FP8_BLOCK / SEGMENT, SCALES = HD_CUDA_FP8_BYTES - HD_CUDA_FP8_BLOCK;
+    int lane = (int)threadIdx.x % 32, t = lane % 4;
+    size_t block = (size_t)(s / EACH) * HD_CUDA_FP8_BYTES;
+    int at = SCALES + s % EACH * SEGMENT + t * 16;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        copy16(to + (uint32_t)(i * 512 + lane * 16), row[i] + block + at, 16);
+    if (t < 2)
+        copy4(to + (uint32_t)(16 * SEGMENT + t * 32 + lane / 4 * 4),
+              (t == 0 ? row[0] : row[1]) + block + s % EACH / 2 * 4);
+}
+
+static __device__ __forceinline__ void read_segment(const unsigned char *from, fp8_segment *to) {
+    int lane = (int)threadIdx.x % 32;
+    const float *scale = (const float *)(from + 16 * SEGMENT);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const unsigned char *block = row[i] + (size_t)(s / EACH) * HD_CUDA_FP8_BYTES;
-        const unsigned char *at = block + SCALES + s % EACH * SEGMENT + threadIdx.x % 4 * 16;
-        to->codes[i] = __ldg((const uint4 *)at);
-        to->scale[i] = __ldg((const float *)block + s % EACH / 2);
+        to->codes[i] = *(const uint4 *)(from + i * 512 + lane * 16);
+        to->scale[i] = scale[i * 8 + lane / 4];
     }
 }
 
@@ -83,68 +102,90 @@ static __device__ __forceinline__ fp8_run run_of(int n_in) {
     return {first, n * (warp + 1) / SLICES - first};
 }
 
+// A warp's segments on their way, in the order in which they are multiplied: from the first of
+// `place` that has not been copied on.
+template <int NT> struct fp8_ahead {
+    stream_place place;
+    fp8_run run;
+    int at; // of the run
+    const unsigned char *row[2];
+    uint32_t ring;
+    int slot;
+
+    // Finds the next item that this warp has segments of.
+    __device__ __forceinline__ void settle(const stream_args &a) {
+        for (at = 0; place.is_valid(); (void)place.next(a)) {
+            const hd_cuda_mul &m = a.m[place.product];
+            run = run_of(m.w.n_in);
+            if (run.n == 0) continue;
+            item_rows(m, place, row);
+            return;
+        }
+    }
+    __device__ __forceinline__ void copy(const stream_args &a) {
+        if (place.is_valid()) {
+            copy_segment(row, run.first + at, ring + (uint32_t)(slot * SEGMENT_BYTES));
+            if (++at == run.n) {
+                (void)place.next(a);
+                settle(a);
+            }
+        }
+        slot = slot + 1 == fp8_ring<NT> ? 0 : slot + 1;
+        copy_commit();
+    }
+};
+
 template <int NT>
-__global__ void __launch_bounds__(256, NT > 2 ? 1 : 2)
+__global__ void __launch_bounds__(256, fp8_blocks<NT>)
     mul_fp8(const __grid_constant__ stream_args a) {
-    constexpr int ROWS = 8 * NT;
-    HD_DYNAMIC_SHARED(inputs);
+    constexpr int ROWS = 8 * NT, RING = fp8_ring<NT>;
+    HD_DYNAMIC_SHARED(shared);
     __shared__ float part[SLICES][16][ROWS];
     int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
+    unsigned char *ring = shared + warp * RING * SEGMENT_BYTES, *inputs = shared + fp8_ring_bytes<NT>;
     let_next_start();
 
-    stream_place here, next;
-    fp8_segment ahead[AHEAD];
-    const unsigned char *row[2], *next_row[2];
-    auto begin = [&](const stream_place &p) {
-        const hd_cuda_mul &m = a.m[p.product];
-        fp8_run run = run_of(m.w.n_in);
-        item_rows(m, p, row);
-#pragma unroll
-        for (int u = 0; u < AHEAD; u++)
-            if (u < run.n) load_segment(row, run.first + u, &ahead[u]);
-    };
-    here.n_product = a.m[0].tile != nullptr ? 0 : a.n == 2 && a.m[1].tile == nullptr ? 2 : 1;
+    // What earlier kernels do not write is copied before they have ended: dense products' weights.
+    stream_place here;
+    int n_known = a.m[0].tile != nullptr ? 0 : a.n == 2 && a.m[1].tile == nullptr ? 2 : 1;
+    here.n_product = n_known;
     here.enter(a, 0);
-    bool has_begun = here.is_valid();
-    if (has_begun) begin(here);
+    fp8_ahead<NT> ahead = {here, {0, 0}, 0, {nullptr, nullptr}, shared_address(ring), 0};
+    ahead.settle(a);
+    int n_early = ahead.place.is_valid() ? min(RING, ahead.run.n) : 0;
+    for (int i = 0; i < n_early; i++) ahead.copy(a);
     wait_for_previous();
-    if (!has_begun) {
-        int n_known = here.n_product;
-        here.n_product = a.n;
-        here.enter(a, n_known);
-        if (here.is_valid()) begin(here);
+    bool has_here = here.is_valid(), has_ahead = ahead.place.is_valid();
+    here.n_product = ahead.place.n_product = a.n;
+    if (!has_here) here.enter(a, n_known);
+    if (!has_ahead) {
+        ahead.place = here;
+        if (has_here) ahead.place.enter(a, n_known);
+        ahead.settle(a);
     }
-    here.n_product = a.n;
+    for (int i = n_early; i < RING; i++) ahead.copy(a);
 
-    for (bool is_new = true; here.is_valid(); here = next) {
+    int slot = 0;
+    for (bool is_new = true; here.is_valid();) {
         const hd_cuda_mul &m = a.m[here.product];
         size_t stride = hd_cuda_input_stride(m.w.n_in);
         if (is_new) {
             load_inputs(m, here.tile, inputs);
             __syncthreads();
         }
-        next = here;
-        is_new = next.next(a);
-        fp8_run run = run_of(m.w.n_in), next_run = {0, 0};
-        if (next.is_valid()) {
-            const hd_cuda_mul &to = a.m[next.product];
-            next_run = run_of(to.w.n_in);
-            item_rows(to, next, next_row);
-        }
+        fp8_run run = run_of(m.w.n_in);
         float total[NT][4] = {};
-        for (int s = 0; s == 0 || s < run.n; s += AHEAD)
-#pragma unroll
-            for (int u = 0; u < AHEAD; u++) {
-                int at = s + u;
-                if (at < run.n)
-                    multiply_segment<NT>(ahead[u], inputs + (run.first + at) * SEGMENT * 2, stride,
-                                         here.tile.n, total);
-                if (at + AHEAD < run.n)
-                    load_segment(row, run.first + at + AHEAD, &ahead[u]);
-                else if ((at < run.n || s == 0) && u < next_run.n)
-                    load_segment(next_row, next_run.first + u, &ahead[u]);
-            }
-        row[0] = next_row[0], row[1] = next_row[1];
+        for (int s = 0; s < run.n; s++) {
+            fp8_segment w;
+            copy_wait<RING - 1>();
+            __syncwarp(); // the other lanes' copies, too
+            read_segment(ring + slot * SEGMENT_BYTES, &w);
+            slot = slot + 1 == RING ? 0 : slot + 1;
+            __syncwarp();
+            ahead.copy(a);
+            multiply_segment<NT>(w, inputs + (run.first + s) * SEGMENT * 2, stride, here.tile.n,
+                                 total);
+        }
         __syncthreads(); // the sums before have been used, and nobody reads the inputs any more
 #pragma unroll
         for (int j = 0; j < NT; j++) {
@@ -164,13 +205,16 @@ __global__ void __launch_bounds__(256, NT > 2 ? 1 : 2)
             }
             put(m, here.tile, r, here.out * n_out + o, is_gated ? gated(sum, up) : sum);
         }
+        is_new = here.next(a);
     }
+    copy_wait<0>();
 }
 
-template <int NT> static void launch(const stream_args &a, long long n_item, size_t shared,
+template <int NT> static void launch(const stream_args &a, long long n_item, size_t inputs,
                                      cudaStream_t stream) {
-    size_t own = shared + SLICES * 16 * 8 * NT * sizeof(float) + 1280; // and what the system takes
-    int n_fit = NT > 2 || 2 * own > hd_cuda_current().shared_max ? 1 : 2;
+    size_t shared = inputs + fp8_ring_bytes<NT>;
+    size_t own = shared + SLICES * 16 * 8 * NT * sizeof(float) + FP8_FIXED;
+    int n_fit = fp8_blocks<NT> * own > hd_cuda_current().shared_max ? 1 : fp8_blocks<NT>;
     long long n_slot = n_fit * (long long)hd_cuda_current().n_sm;
     auto kernel = mul_fp8<NT>;
     (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -179,39 +223,53 @@ template <int NT> static void launch(const stream_args &a, long long n_item, siz
                     a);
 }
 
-// Rows of a tile: those of the list, or as many as there are, up to what has room: 16 of two blocks a
-// multiprocessor, 32 of one.
-static int tile_rows(const hd_cuda_mul &m, bool is_alone) {
-    if (m.tile != nullptr) return m.tile_rows;
+extern "C" int hd_cuda_fp8_rows(int n_in) {
+    const size_t stride = hd_cuda_input_stride(n_in), all = hd_cuda_current().shared_max;
+    const size_t ring[] = {fp8_ring_bytes<4>, fp8_ring_bytes<2>, fp8_ring_bytes<1>};
+    for (int i = 0, rows = 32; i < 3; i++, rows /= 2) {
+        size_t each = stride + SLICES * 16 * sizeof(float);
+        if ((size_t)rows * each + ring[i] + FP8_FIXED <= all) return rows;
+    }
+    return 0;
+}
+
+// Rows of a dense product's tile; beside experts' tiles two blocks are to have room.
+static int dense_rows(const hd_cuda_mul &m, bool is_beside) {
     int n = hd_cuda_fp8_rows(m.w.n_in);
-    return n >= 32 && m.n_row > 16 && is_alone ? 32 : n < 16 ? n : 16;
+    if (is_beside) {
+        size_t fixed = FP8_FIXED + fp8_ring_bytes<2> + SLICES * 16 * 16 * sizeof(float);
+        size_t room = hd_cuda_current().shared_max / 2, stride = hd_cuda_input_stride(m.w.n_in);
+        int fit = room > fixed + stride ? (int)((room - fixed) / stride) : 1;
+        n = fit < n ? fit : n;
+        n = n < HD_CUDA_FP8_TILE ? n : HD_CUDA_FP8_TILE;
+    }
+    return m.n_row < n ? m.n_row : n;
 }
 
 // n products that hd_cuda_can_mul_fp8().
 extern "C" void hd_cuda_run_mul_fp8(const hd_cuda_mul *m, int n, cudaStream_t stream) {
     stream_args a = {};
-    size_t shared = 0;
+    size_t inputs = 0;
     long long n_item = 0;
     int most = 0;
     a.n = n;
     for (int i = 0; i < n; i++) {
         const hd_cuda_mul *from = &m[m[0].tile != nullptr ? n - 1 - i : i];
-        a.m[i] = *from;
-        a.rows[i] = tile_rows(*from, m[0].tile == nullptr);
-        long long n_tile =
-            (long long)((from->n_row + a.rows[i] - 1) / a.rows[i]) * from->w.n_mat;
+        int rows =
+            from->tile != nullptr ? from->tile_rows : dense_rows(*from, m[0].tile != nullptr);
+        a.m[i] = *from, a.rows[i] = rows;
+        long long n_tile = (long long)((from->n_row + rows - 1) / rows) * from->w.n_mat;
         if (from->tile != nullptr) n_tile = from->n_tile_max;
         n_item += n_tile * stream_place::n_out_tile(*from);
-        int n_row = from->tile == nullptr && from->n_row < a.rows[i] ? from->n_row : a.rows[i];
-        size_t own = (size_t)n_row * hd_cuda_input_stride(from->w.n_in);
-        shared = own > shared ? own : shared;
-        most = n_row > most ? n_row : most;
+        size_t own = (size_t)rows * hd_cuda_input_stride(from->w.n_in);
+        inputs = own > inputs ? own : inputs;
+        most = rows > most ? rows : most;
     }
     if (n_item == 0) return;
     if (most <= 8)
-        launch<1>(a, n_item, shared, stream);
+        launch<1>(a, n_item, inputs, stream);
     else if (most <= 16)
-        launch<2>(a, n_item, shared, stream);
+        launch<2>(a, n_item, inputs, stream);
     else
-        launch<4>(a, n_item, shared, stream);
+        launch<4>(a, n_item, inputs, stream);
 }

@@ -45,11 +45,6 @@ extern "C" bool hd_cuda_can_stream(const hd_cuda_mul *m, int n) {
     return true;
 }
 
-extern "C" int hd_cuda_fp8_rows(int n_in) {
-    size_t each = hd_cuda_input_stride(n_in) + HD_CUDA_SLICES * 16 * sizeof(float);
-    return (int)((hd_cuda_current().shared_max - 1280) / each);
-}
-
 extern "C" bool hd_cuda_can_mul_fp8(const hd_cuda_mul *m, int n) {
     for (int i = 0; i < n; i++) {
         if (m[i].w.format != HD_F8_B128 || m[i].is_ordered || !is_plain(&m[i])) return false;

@@ -49,6 +49,7 @@ typedef struct attn_case {
     int n_seq, page_tok;
     enum hd_kv_type kv_type;
     enum hd_format w_format;
+    float scale;
     const char *what;
 } attn_case;
 
@@ -94,7 +95,7 @@ static void check_attn(const attn_case *c) {
                                .n_rope = s->n_rope,
                                .n_c = s->n_c,
                                .n_v = s->n_v,
-                               .scale = 0.3f};
+                               .scale = c->scale};
     hd_dev ref = test_open_ref(&l);
     attend(&ref, &a, &b, q, expected);
     test_close(&ref);
@@ -146,6 +147,7 @@ static void ragged_batches(void **state) {
                                     .w_format = p == 0   ? HD_BF16
                                                 : p == 1 ? HD_F16
                                                          : HD_F32,
+                                    .scale = 0.3f,
                                     .what = "ragged batch"});
         }
 }
@@ -160,6 +162,7 @@ static void q8_heads(void **state) {
                             .page_tok = 16,
                             .kv_type = HD_KV_BF16,
                             .w_format = HD_Q8_0,
+                            .scale = 0.3f,
                             .what = "Q8_0 k_b and v_b"});
 }
 
@@ -182,6 +185,7 @@ static void codes(void **state) {
                                     .page_tok = 16,
                                     .kv_type = is_int8 ? HD_KV_INT8 : HD_KV_FP8,
                                     .w_format = HD_BF16,
+                                    .scale = 0.04f,
                                     .what = "a cache of codes"});
 }
 
@@ -198,6 +202,7 @@ static void long_and_many(void **state) {
                    .page_tok = 16,
                    .kv_type = HD_KV_BF16,
                    .w_format = HD_BF16,
+                   .scale = 0.3f,
                    .what = "one long sequence"};
     check_attn(&c);
     c.seq = absorbed, c.s = shapes[1];

@@ -42,24 +42,25 @@ extern "C" void hd_cuda_run_gemm(const hd_cuda_mul *m, int n, const hd_cuda_gemm
         gemm_mma_run(p, how->n_block, stream);
 }
 
+// Eight weights a thread; blockIdx.y: the matrix.
 template <int F>
 static __global__ void __launch_bounds__(256) decode_rows(const hd_cuda_mat w, uint16_t *out) {
-    size_t width = (size_t)(w.n_in + 31) / 32 * 32,
-           at = ((size_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    size_t row = at / width;
-    if (row >= (size_t)w.n_out * (size_t)w.n_mat) return;
-    const unsigned char *from = w.data + row / (size_t)w.n_out * w.mat_bytes;
+    unsigned n_piece = (unsigned)(w.n_in + 31) / 32 * 4, at = blockIdx.x * 256 + threadIdx.x;
+    unsigned row = at / n_piece, piece = at % n_piece;
+    if (row >= (unsigned)w.n_out) return;
+    const unsigned char *from = w.data + blockIdx.y * w.mat_bytes + row * w.row_bytes;
+    out += (size_t)blockIdx.y * (size_t)w.n_out * n_piece * 8;
     uint32_t r[1][4];
-    weight_terms<F, 1>(from + row % (size_t)w.n_out * w.row_bytes, (int)(at % width), r);
-    *(uint4 *)(out + at) = make_uint4(r[0][0], r[0][1], r[0][2], r[0][3]);
+    weight_terms<F, 1>(from, (int)piece * 8, r);
+    *(uint4 *)(out + (size_t)at * 8) = make_uint4(r[0][0], r[0][1], r[0][2], r[0][3]);
 }
 
 extern "C" void hd_cuda_run_decode(const hd_cuda_mat *w, uint16_t *out, cudaStream_t stream) {
-    size_t n = (size_t)(w->n_in + 31) / 32 * 4 * (size_t)w->n_out * (size_t)w->n_mat;
-    unsigned n_block = (unsigned)((n + 255) / 256);
+    unsigned n = (unsigned)(w->n_in + 31) / 32 * 4 * (unsigned)w->n_out; // of a matrix
+    dim3 grid((n + 255) / 256, (unsigned)w->n_mat);
     switch (w->format) {
 #define ROW(F)                                                                                     \
-    case F: HD_LAUNCH(decode_rows<F>, n_block, 256, 0, stream, *w, out); break;
+    case F: HD_LAUNCH(decode_rows<F>, grid, 256, 0, stream, *w, out); break;
         HD_CUDA_FORMATS(ROW)
 #undef ROW
     default: break; // hd_cuda_can_decode was asked

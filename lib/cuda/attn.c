@@ -1,8 +1,8 @@
 /* The ops of attention: which kernels they are made of.
  *
- * Where products round, and the cache is BF16 or has codes: rows of a prompt by flash attention over
- * expanded keys and values, others by attention that is split over positions. Else every row alone,
- * with float32's accuracy, in the absorbed form. */
+ * Where products round, and the cache is BF16 or has codes: rows of a prompt by flash attention
+ * over expanded keys and values, others by attention that is split over positions. Else every row
+ * alone, with float32's accuracy, in the absorbed form. */
 #include "cuda/cuda.h"
 
 enum {

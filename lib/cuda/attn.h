@@ -22,12 +22,12 @@ typedef struct hd_cuda_flash {
     const hd_cuda_flash_part
         *part; /* of sequence seq0, and so on; NULL: rows see the whole cache */
     int seq0;
-    const float *q;         /* [row, n_head, n_key] */
+    const float *q; /* [row, n_head, n_key] */
     const void *keys, *values;
     size_t ld_key, ld_head; /* elements between rows of keys, between heads of a row */
     size_t ld_value, ld_value_head;
     const int32_t *seq_page0, *page; /* of a paged cache; page NULL: rows are expanded */
-    hd_kv_layout kv; /* of a paged cache's keys and values; else they are BF16 */
+    hd_kv_layout kv;                 /* of a paged cache's keys and values; else they are BF16 */
     int page_tok, n_head, n_head_kv, n_key, n_v;
     float scale;
     bool has_group_products; /* compute capability 9.0 */

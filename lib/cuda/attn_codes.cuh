@@ -1,13 +1,14 @@
 // Attention of few rows a sequence over a cache of codes (FP8, INT8), which attn_decode.cu splits
-// over blocks: the codes pass through shared memory as they are. Where there are units for FP8 (from
-// compute capability 8.9 on) they multiply FP8 codes; queries and weights are sums of two E4M3 terms
-// then, as right as BF16. Else codes become F16 in registers, which holds each of them exactly.
+// over blocks: the codes pass through shared memory as they are. Where there are units for FP8
+// (from compute capability 8.9 on) they multiply FP8 codes; queries and weights are sums of two
+// E4M3 terms then, as right as BF16. Else codes become F16 in registers, which holds each of them
+// exactly.
 //
-// Scales are not multiplied with codes. A warp has the keys' elements of one group of codes: its sum
-// of a position is multiplied by that group's scale. Its columns of the values are of one group,
-// too: the weights of positions are multiplied by that, relative to the largest so far, so that they
-// stay in the range of their type. Queries are scaled into it by a power of two. The rotated part of
-// a latent key is BF16.
+// Scales are not multiplied with codes. A warp has the keys' elements of one group of codes: its
+// sum of a position is multiplied by that group's scale. Its columns of the values are of one
+// group, too: the weights of positions are multiplied by that, relative to the largest so far, so
+// that they stay in the range of their type. Queries are scaled into it by a power of two. The
+// rotated part of a latent key is BF16.
 #pragma once
 
 #include "cuda/attn_tile.cuh"
@@ -77,14 +78,16 @@ static __device__ __forceinline__ void fp8_product(float c[4], const uint32_t a[
 static __device__ __forceinline__ void fp8_terms(const float v[4], uint32_t *first,
                                                  uint32_t *second) {
     float rest[4];
-    *first = (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(v[0], v[1]), __NV_SATFINITE, __NV_E4M3) |
-             (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(v[2], v[3]), __NV_SATFINITE, __NV_E4M3)
-                 << 16;
+    *first =
+        (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(v[0], v[1]), __NV_SATFINITE, __NV_E4M3) |
+        (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(v[2], v[3]), __NV_SATFINITE, __NV_E4M3)
+            << 16;
     e4m3_values4(*first, rest);
 #pragma unroll
     for (int i = 0; i < 4; i++) rest[i] = v[i] - rest[i];
     *second =
-        (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(rest[0], rest[1]), __NV_SATFINITE, __NV_E4M3) |
+        (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(rest[0], rest[1]), __NV_SATFINITE,
+                                           __NV_E4M3) |
         (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(rest[2], rest[3]), __NV_SATFINITE, __NV_E4M3)
             << 16;
 }
@@ -101,8 +104,10 @@ static __device__ __forceinline__ void halves_of_codes(uint32_t codes, uint32_t 
     } else {
         codes ^= 0x80808080u;
         const __half2 middle = __half2half2(__ushort_as_half(0x6480)); // 1024 + 128
-        uint32_t e = __byte_perm(codes, 0x64646464u, 0x4240), o = __byte_perm(codes, 0x64646464u, 0x4341);
-        __half2 he = __hsub2(*(const __half2 *)&e, middle), ho = __hsub2(*(const __half2 *)&o, middle);
+        uint32_t e = __byte_perm(codes, 0x64646464u, 0x4240),
+                 o = __byte_perm(codes, 0x64646464u, 0x4341);
+        __half2 he = __hsub2(*(const __half2 *)&e, middle),
+                ho = __hsub2(*(const __half2 *)&o, middle);
         *even = *(const uint32_t *)&he, *odd = *(const uint32_t *)&ho;
     }
 }
@@ -135,7 +140,9 @@ static __device__ __forceinline__ void copy_codes(const hd_cuda_attn &a, const v
         for (int j = 0; j < (ALL + 7) / 8; j++) {
             int piece = 8 * j + lane, plain = 16 * (piece - CODES - 1);
             if (piece >= ALL) break;
-            int at = piece < CODES ? skip + 16 * piece : piece == CODES ? scales : a.kv.plain_at + plain;
+            int at = piece < CODES    ? skip + 16 * piece
+                     : piece == CODES ? scales
+                                      : a.kv.plain_at + plain;
             bool has = is_there && (piece < CODES ? 16 * piece < n : plain < n_plain);
             copy_piece(to + (uint32_t)(r * S::LINE + 16 * piece), has ? from + at : base, has);
         }
@@ -235,7 +242,8 @@ static __device__ __forceinline__ void load_scales(const unsigned char *from,
     for (int j = 0; j < TILE / 8; j++)
 #pragma unroll
         for (int c = 0; c < 2; c++)
-            scale[j][c] = bf16_value(*(const unsigned short *)(from + (8 * j + 2 * t + c) * S::LINE));
+            scale[j][c] =
+                bf16_value(*(const unsigned short *)(from + (8 * j + 2 * t + c) * S::LINE));
 }
 
 // This warp's part of all products, for its lanes' places of the fragments.
@@ -427,8 +435,7 @@ static __device__ __forceinline__ void soften_quarters(const float4 *sums, float
 }
 
 template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
-    split_codes(const hd_cuda_split s) {
+static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) split_codes(const hd_cuda_split s) {
     HD_DYNAMIC_SHARED(shared);
     const hd_cuda_attn &a = s.a;
     walker now, next;

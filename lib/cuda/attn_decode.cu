@@ -571,7 +571,8 @@ static bool is_small(const hd_cuda_attn *a) {
 // Rows of codes: as many codes of a key as of a value, in groups of whole steps that no warp's part
 // shares with another group.
 static bool can_split_codes(const hd_cuda_attn *a) {
-    int n = a->n_v, n_plain = a->kv.n - a->kv.n_code, group = n < HD_KV_GROUP_MAX ? n : HD_KV_GROUP_MAX;
+    int n = a->n_v, n_plain = a->kv.n - a->kv.n_code,
+        group = n < HD_KV_GROUP_MAX ? n : HD_KV_GROUP_MAX;
     if (n % 16 != 0 || a->kv.group != group) return false;
     if (is_latent(a)) return n <= latent_codes<HD_KV_FP8>::DC && n_plain <= 64 && n_plain % 8 == 0;
     return n == a->n_key && n <= grouped_codes<HD_KV_FP8>::DC;
@@ -588,7 +589,8 @@ extern "C" bool hd_cuda_can_split(const hd_cuda_attn *a) {
 
 template <int T> static int blocks_of_codes(const hd_cuda_attn *a) {
     if (!is_latent(a)) return grouped_codes<T>::BLOCKS;
-    return a->n_v <= latent_codes_small<T>::DC ? latent_codes_small<T>::BLOCKS : latent_codes<T>::BLOCKS;
+    return a->n_v <= latent_codes_small<T>::DC ? latent_codes_small<T>::BLOCKS
+                                               : latent_codes<T>::BLOCKS;
 }
 
 template <int T> static void launch_codes(const hd_cuda_split *s, cudaStream_t stream) {

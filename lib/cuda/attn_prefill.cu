@@ -15,8 +15,8 @@ template <int T> constexpr bool has_codes = T == HD_KV_FP8 || T == HD_KV_INT8;
 
 // Elements e .. e+7 of a row of codes as BF16: FP8 exactly, INT8 rounded.
 template <int T>
-static __device__ __forceinline__ uint4 unpack_codes(const hd_kv_layout &l, const unsigned char *row,
-                                                     int e) {
+static __device__ __forceinline__ uint4 unpack_codes(const hd_kv_layout &l,
+                                                     const unsigned char *row, int e) {
     uint2 codes = *(const uint2 *)(row + e);
     float v[8], scale = group_scale(l, row, e);
     code_values4<T>(codes.x, scale, v);
@@ -28,8 +28,8 @@ static __device__ __forceinline__ uint4 unpack_codes(const hd_kv_layout &l, cons
 // ---- flash attention ----
 
 // Eight warps of 16 query rows; keys and values of up to DK and DV elements. IS_GROUP: products by
-// groups of four warps (Hopper), the next unit of keys and of values on their way. KV: the type of a
-// cache in whose pages keys and values lie; NO_PAGES: one row a position, of BF16.
+// groups of four warps (Hopper), the next unit of keys and of values on their way. KV: the type of
+// a cache in whose pages keys and values lie; NO_PAGES: one row a position, of BF16.
 constexpr int NO_PAGES = -1;
 template <int DK_, int DV_, bool IS_GROUP_, int KV_> struct flash_shape {
     static constexpr int DK = DK_, DV = DV_, ROWS = HD_CUDA_QUERY_ROWS, THREADS = 2 * ROWS;
@@ -564,8 +564,8 @@ static __global__ void __launch_bounds__(expansion::THREADS, 2) expand(const hd_
     for (int i = 0; i < 4; i++) {
         int r = tid / 8 + 32 * i;
         has[0][i] = r < t.n, has[1][i] = column0 + r < n_column;
-        from[0][i] =
-            (const unsigned char *)a.cache + (has[0][i] ? latent_row(a, t, r) * (size_t)a.kv.row_bytes : 0);
+        from[0][i] = (const unsigned char *)a.cache +
+                     (has[0][i] ? latent_row(a, t, r) * (size_t)a.kv.row_bytes : 0);
         from[1][i] = (const unsigned char *)a.w +
                      (has[1][i] ? (size_t)(column0 + r) * (size_t)a.ldw * 2 : 0);
     }

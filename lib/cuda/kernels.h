@@ -47,10 +47,10 @@ enum {
 };
 
 /* A weight as it lies on the device: rows padded with zeros to 16 bytes, of float formats to blocks
- * of 32. Rows of HD_F8_B128 are laid out anew: for every HD_CUDA_FP8_BLOCK inputs, of which the last
- * may be fewer, 8 float scales, then the codes. Of 64 codes the eight inputs 8t + i and then the
- * eight 32 + 8t + i are 16 bytes, what a lane t of a product takes at a time, and of every four the
- * middle two have changed places: even bytes and odd bytes of a word are neighbours. */
+ * of 32. Rows of HD_F8_B128 are laid out anew: for every HD_CUDA_FP8_BLOCK inputs, of which the
+ * last may be fewer, 8 float scales, then the codes. Of 64 codes the eight inputs 8t + i and then
+ * the eight 32 + 8t + i are 16 bytes, what a lane t of a product takes at a time, and of every four
+ * the middle two have changed places: even bytes and odd bytes of a word are neighbours. */
 typedef struct hd_cuda_mat {
     const unsigned char *data; /* [n_mat, n_out, row_bytes] */
     enum hd_format format;
@@ -107,9 +107,9 @@ __host__ __device__
     return (size_t)((n_in + 63) / 64 * 128 + 64);
 }
 
-/* Whether mul_fp8.cu takes the products, which hd_cuda_run_mul leaves it: rounded, not ordered, up to
- * HD_CUDA_FP8_ROWS (an expert's tiles of HD_CUDA_FP8_TILE at most). It norms inputs, too. Codes are
- * multiplied as they are, and sums by the scales: no weight is rounded. */
+/* Whether mul_fp8.cu takes the products, which hd_cuda_run_mul leaves it: rounded, not ordered, up
+ * to HD_CUDA_FP8_ROWS (an expert's tiles of HD_CUDA_FP8_TILE at most). It norms inputs, too. Codes
+ * are multiplied as they are, and sums by the scales: no weight is rounded. */
 bool hd_cuda_can_mul_fp8(const hd_cuda_mul *m, int n);
 void hd_cuda_run_mul_fp8(const hd_cuda_mul *m, int n, cudaStream_t stream);
 /* Rows of a tile there at most; 0: no eight rows' inputs have room in shared memory. */

@@ -64,7 +64,8 @@ static void fill_fp8(uint8_t *to, const uint8_t *from, size_t to_bytes, size_t f
         uint8_t *block = to + b / (HD_CUDA_FP8_BLOCK / N) * HD_CUDA_FP8_BYTES;
         size_t in_block = b % (HD_CUDA_FP8_BLOCK / N);
         memcpy(block + 4 * in_block, from, 4);
-        for (int i = 0; i < N; i += 64) order_codes(block + SCALES + N * in_block + i, from + 4 + i);
+        for (int i = 0; i < N; i += 64)
+            order_codes(block + SCALES + N * in_block + i, from + 4 + i);
     }
 }
 
@@ -173,8 +174,8 @@ static hd_status load_small(const hd_cuda *c, const hd_cuda_rows *r, const char 
     if (r->is_fp8) {
         char *rows = hd_alloc(r->n_row * r->to_bytes);
         fill(rows, r);
-        cudaError_t e = cudaMemcpyAsync(r->to, rows, r->n_row * r->to_bytes, cudaMemcpyHostToDevice,
-                                        c->stream);
+        cudaError_t e =
+            cudaMemcpyAsync(r->to, rows, r->n_row * r->to_bytes, cudaMemcpyHostToDevice, c->stream);
         hd_free(rows);
         return hd_cuda_told(e, what);
     }

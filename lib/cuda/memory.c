@@ -145,8 +145,7 @@ static size_t bytes_of(enum hd_format f, int n) {
 static size_t row_bytes_of(enum hd_format f, int n_in) {
     enum { SCALES = HD_CUDA_FP8_BYTES - HD_CUDA_FP8_BLOCK };
     if (f == HD_F8_B128)
-        return (size_t)n_in +
-               SCALES * (((size_t)n_in + HD_CUDA_FP8_BLOCK - 1) / HD_CUDA_FP8_BLOCK);
+        return (size_t)n_in + SCALES * (((size_t)n_in + HD_CUDA_FP8_BLOCK - 1) / HD_CUDA_FP8_BLOCK);
     bool is_float = geometry[f].block_elems == 1;
     return is_float ? bytes_of(f, (n_in + 31) / 32 * 32) : (bytes_of(f, n_in) + 15) / 16 * 16;
 }

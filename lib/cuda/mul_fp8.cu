@@ -1,12 +1,12 @@
-// y = W x for FP8 weights and up to a few hundred rows, inputs rounded to BF16: as fast as the codes
-// can be read.
+// y = W x for FP8 weights and up to a few hundred rows, inputs rounded to BF16: as fast as the
+// codes can be read.
 //
-// The plan is stream.cuh's: blocks of eight warps, each block an equal share of the items of sixteen
-// outputs for a tile of rows, whose inputs lie in shared memory; a warp has a run of the inputs, and
-// the runs' sums are added in order. A warp's codes, 64 inputs of sixteen outputs at a time, are
-// copied to a ring of its own, as many ahead as it has room, through items and tiles. A code becomes
-// BF16 exactly; what 64 inputs add up to is multiplied by the scale. With more rows there are more
-// products with the same registers: a weight is read once a tile.
+// The plan is stream.cuh's: blocks of eight warps, each block an equal share of the items of
+// sixteen outputs for a tile of rows, whose inputs lie in shared memory; a warp has a run of the
+// inputs, and the runs' sums are added in order. A warp's codes, 64 inputs of sixteen outputs at a
+// time, are copied to a ring of its own, as many ahead as it has room, through items and tiles. A
+// code becomes BF16 exactly; what 64 inputs add up to is multiplied by the scale. With more rows
+// there are more products with the same registers: a weight is read once a tile.
 #include "cuda/stream.cuh"
 
 constexpr size_t FP8_FIXED = 2048; // bytes that a block takes besides
@@ -26,7 +26,8 @@ struct fp8_segment {
 // each that it multiplies, and some the scales.
 static __device__ __forceinline__ void copy_segment(const unsigned char *const row[2], int s,
                                                     uint32_t to) {
-    constexpr int EACH = HD_CUDA_FP8_BLOCK / SEGMENT, SCALES = HD_CUDA_FP8_BYTES - HD_CUDA_FP8_BLOCK;
+    constexpr int EACH = HD_CUDA_FP8_BLOCK / SEGMENT,
+                  SCALES = HD_CUDA_FP8_BYTES - HD_CUDA_FP8_BLOCK;
     int lane = (int)threadIdx.x % 32, t = lane % 4;
     size_t block = (size_t)(s / EACH) * HD_CUDA_FP8_BYTES;
     int at = SCALES + s % EACH * SEGMENT + t * 16;
@@ -48,8 +49,8 @@ static __device__ __forceinline__ void read_segment(const unsigned char *from, f
     }
 }
 
-// Four codes as BF16: the even bytes, and the odd ones. A code's bits are those of a BF16 value that
-// is 2^-120 of it.
+// Four codes as BF16: the even bytes, and the odd ones. A code's bits are those of a BF16 value
+// that is 2^-120 of it.
 static __device__ __forceinline__ void bf16_of_codes(uint32_t codes, uint32_t *even,
                                                      uint32_t *odd) {
     uint32_t low = codes << 8;
@@ -142,7 +143,8 @@ __global__ void __launch_bounds__(256, fp8_blocks<NT>)
     HD_DYNAMIC_SHARED(shared);
     __shared__ float part[SLICES][16][ROWS];
     int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
-    unsigned char *ring = shared + warp * RING * SEGMENT_BYTES, *inputs = shared + fp8_ring_bytes<NT>;
+    unsigned char *ring = shared + warp * RING * SEGMENT_BYTES,
+                  *inputs = shared + fp8_ring_bytes<NT>;
     let_next_start();
 
     // What earlier kernels do not write is copied before they have ended: dense products' weights.
@@ -210,8 +212,8 @@ __global__ void __launch_bounds__(256, fp8_blocks<NT>)
     copy_wait<0>();
 }
 
-template <int NT> static void launch(const stream_args &a, long long n_item, size_t inputs,
-                                     cudaStream_t stream) {
+template <int NT>
+static void launch(const stream_args &a, long long n_item, size_t inputs, cudaStream_t stream) {
     size_t shared = inputs + fp8_ring_bytes<NT>;
     size_t own = shared + SLICES * 16 * 8 * NT * sizeof(float) + FP8_FIXED;
     int n_fit = fp8_blocks<NT> * own > hd_cuda_current().shared_max ? 1 : fp8_blocks<NT>;
@@ -219,8 +221,8 @@ template <int NT> static void launch(const stream_args &a, long long n_item, siz
     auto kernel = mul_fp8<NT>;
     (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                (int)shared);
-    HD_LAUNCH_EARLY(kernel, dim3((unsigned)(n_item < n_slot ? n_item : n_slot)), 256, shared, stream,
-                    a);
+    HD_LAUNCH_EARLY(kernel, dim3((unsigned)(n_item < n_slot ? n_item : n_slot)), 256, shared,
+                    stream, a);
 }
 
 extern "C" int hd_cuda_fp8_rows(int n_in) {

@@ -161,9 +161,8 @@ static void ragged_batches(void **state) {
 
 static void codes(void **state) {
     (void)state;
-    static const test_seq seqs[] = {{.n_pos = 150, .n_row = 40},
-                                    {.n_pos = 300, .n_row = 1},
-                                    {.n_pos = 33, .n_row = 17}};
+    static const test_seq seqs[] = {
+        {.n_pos = 150, .n_row = 40}, {.n_pos = 300, .n_row = 1}, {.n_pos = 33, .n_row = 17}};
     static const shape wide = {.n_head = 20, .n_head_kv = 10, .d_head = 96};
     for (int is_int8 = 0; is_int8 < 2; is_int8++) {
         enum hd_kv_type type = is_int8 ? HD_KV_INT8 : HD_KV_FP8;

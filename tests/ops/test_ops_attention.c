@@ -49,7 +49,7 @@ typedef struct attn_case {
     int n_seq, page_tok;
     enum hd_kv_type kv_type;
     enum hd_format w_format;
-    float scale;
+    float scale; /* 0: 0.3 */
     const char *what;
 } attn_case;
 
@@ -95,7 +95,7 @@ static void check_attn(const attn_case *c) {
                                .n_rope = s->n_rope,
                                .n_c = s->n_c,
                                .n_v = s->n_v,
-                               .scale = c->scale};
+                               .scale = c->scale > 0 ? c->scale : 0.3f};
     hd_dev ref = test_open_ref(&l);
     attend(&ref, &a, &b, q, expected);
     test_close(&ref);
@@ -147,7 +147,6 @@ static void ragged_batches(void **state) {
                                     .w_format = p == 0   ? HD_BF16
                                                 : p == 1 ? HD_F16
                                                          : HD_F32,
-                                    .scale = 0.3f,
                                     .what = "ragged batch"});
         }
 }
@@ -162,7 +161,6 @@ static void q8_heads(void **state) {
                             .page_tok = 16,
                             .kv_type = HD_KV_BF16,
                             .w_format = HD_Q8_0,
-                            .scale = 0.3f,
                             .what = "Q8_0 k_b and v_b"});
 }
 
@@ -202,7 +200,6 @@ static void long_and_many(void **state) {
                    .page_tok = 16,
                    .kv_type = HD_KV_BF16,
                    .w_format = HD_BF16,
-                   .scale = 0.3f,
                    .what = "one long sequence"};
     check_attn(&c);
     c.seq = absorbed, c.s = shapes[1];

@@ -392,12 +392,9 @@ static void qkv_writes_its_rows_only(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ragged_batches),
-        cmocka_unit_test(codes),
-        cmocka_unit_test(long_and_many),
-        cmocka_unit_test(long_contexts),
-        cmocka_unit_test(later_rows_are_not_seen),
-        cmocka_unit_test(qkv_writes_its_rows_only),
+        cmocka_unit_test(ragged_batches),          cmocka_unit_test(codes),
+        cmocka_unit_test(long_and_many),           cmocka_unit_test(long_contexts),
+        cmocka_unit_test(later_rows_are_not_seen), cmocka_unit_test(qkv_writes_its_rows_only),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

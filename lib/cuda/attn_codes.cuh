@@ -441,6 +441,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) split_codes(cons
     walker now, next;
     int begin;
     let_next_start();
+    wait_for_previous();
     if (!start<S::THREADS>(s, &now, &begin)) return;
     next = now;
     uint32_t stage = shared_address(shared);

@@ -223,8 +223,10 @@ static void write_body(const struct client *c, const hd_trace_item *item, hd_buf
         hd_json_str_c(&j, item->service);
     }
     static const char rest[] = ",\"ignore_eos\":true,\"temperature\":0,\"stream\":true,"
-                               "\"stream_options\":{\"include_usage\":true}}";
+                               "\"stream_options\":{\"include_usage\":true}";
     hd_buf_add_c(out, rest);
+    /* So that tokens without text make events, too, as all of a model without a tokenizer do. */
+    hd_buf_add_c(out, c->r->is_text ? "}" : ",\"return_token_ids\":true}");
 }
 
 /* One token for a prompt that is not of the load: tells whether there is a server, and whether it

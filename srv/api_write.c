@@ -454,9 +454,10 @@ void hd_write_chunk(hd_choice *ch, bool is_last, hd_buf *out) {
     bool has_text = ch->content.len > 0 || ch->reasoning.len > 0;
     bool has_logprobs = ch->logprobs[0].len > 0 || ch->logprobs[1].len > 0;
     bool has_calls = has_untold_calls(ch);
-    if (!has_text && !has_logprobs && !has_calls && !is_last) return;
+    bool has_only_ids = !ch->text && ch->ids.len > 0; /* the model has no tokenizer */
+    if (!has_text && !has_logprobs && !has_calls && !has_only_ids && !is_last) return;
     if (!ch->has_role && ch->generation->request.kind == HD_API_CHAT) chunk(ch, PIECE_ROLE, out);
-    if (has_text || (has_logprobs && !has_calls)) chunk(ch, PIECE_TEXT, out);
+    if (has_text || has_only_ids || (has_logprobs && !has_calls)) chunk(ch, PIECE_TEXT, out);
     if (has_calls) call_chunks(ch, out);
     if (is_last) chunk(ch, PIECE_END, out);
 }

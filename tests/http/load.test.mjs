@@ -162,7 +162,7 @@ test('every way to go wrong is counted apart', async () => {
     assert.ok(r.duration_s >= 3.99);
     assert.deepEqual([r.reject_ms.n, r.send_late_ms.n], [2, rows.length]);
     assert.ok(rows.every((l) => ('e2el_ms' in l) === (l.outcome === 'ok') && ('reject_ms' in l) === (l.outcome === 'rejected')));
-    assert.ok(s.bodies.every((b) => b.authorization === 'Bearer k1' && b.model === 'stub-model' && b.ignore_eos && b.path === '/v1/completions'));
+    assert.ok(s.bodies.every((b) => b.authorization === 'Bearer k1' && b.model === 'stub-model' && b.ignore_eos && b.return_token_ids && b.path === '/v1/completions'));
 });
 
 test('a wait for a free place counts from the planned arrival', async () => {
@@ -187,7 +187,7 @@ test('groups share their prefix; text where ids are refused', async () => {
     const picky = await stub((b, res) => Array.isArray(b.prompt) ? res.writeHead(422).end('{}') : whole(b, res));
     const r = await report(picky.url, '--num-prompts', '3', '--request-rate', '0', '--random-input-len', '7', '--random-output-len', '2');
     assert.deepEqual([r.prompts, r.completed], ['text', 3]);
-    assert.ok(picky.bodies.slice(2).every((b) => /^( \w{3}){7}$/.test(b.prompt)));
+    assert.ok(picky.bodies.slice(2).every((b) => /^( \w{3}){7}$/.test(b.prompt) && !('return_token_ids' in b)));
 });
 
 test('Ctrl-C reports what was measured', async () => {

@@ -322,6 +322,7 @@ test('a model without tokenizer answers ids with ids', async () => {
     const pieces = await streamed(server, '/v1/completions', ask);
     assert.ok(pieces.done);
     assert.deepEqual(pieces.chunks.flatMap((c) => c.choices[0].token_ids), choice.token_ids);
+    assert.equal(pieces.chunks.filter((c) => c.choices[0].token_ids.length === 1).length, 4); // each as it comes
     for (const body of [{ ...ask, stop: 'a' }, { prompt: 'a' }]) {
         const refused = await post(server, '/v1/completions', body);
         assert.equal(refused.status, 501);

@@ -22,7 +22,7 @@ struct plan {
     int64_t growth_page; /* of the running sequences over the horizon; -1: not counted yet */
     hd_step_load load;
     unsigned decoding; /* classes that decode in this step, a bit each */
-    int64_t decode_ns; /* P95 of the decoding rows alone; 0: unknown */
+    int64_t decode_ns; /* P95 of a step of decoding rows that tolerances are of; 0: unknown */
     bool has_prompt;   /* prompt rows are in the batch */
     bool is_pressed;
     hd_seq *aged; /* waiting and longest overdue, when it is its turn */
@@ -125,6 +125,19 @@ static bool reach_page(hd_sched *s, struct plan *p, hd_seq *q, int i) {
     return true;
 }
 
+/* P95 of a step of these decoding rows, or of as many like them as fill half of the slots. Few rows
+ * take little time: a multiple of that alone would leave prompts so little that few rows is what
+ * there always is. */
+static int64_t tolerated_ns(const hd_sched *s, const hd_step_load *decoding) {
+    hd_step_load l = *decoding;
+    int n_least = s->n_slot / 2;
+    if (l.n_decode < n_least) {
+        l.n_read = l.n_read * n_least / l.n_decode;
+        l.n_decode = n_least;
+    }
+    return hd_profile_p95_ns(s->c.profile, &l);
+}
+
 /* One row for each running sequence with one token to compute. There are no more of them than rows.
  */
 static void plan_decodes(hd_sched *s, struct plan *p) {
@@ -140,7 +153,7 @@ static void plan_decodes(hd_sched *s, struct plan *p) {
         add_rows(s, p, q, 1);
         p->decoding |= 1U << q->service;
     }
-    if (p->decoding && hd_sched_knows(s)) p->decode_ns = hd_profile_p95_ns(s->c.profile, &p->load);
+    if (p->decoding && hd_sched_knows(s)) p->decode_ns = tolerated_ns(s, &p->load);
 }
 
 /* Time */

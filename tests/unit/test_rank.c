@@ -372,7 +372,9 @@ static void late_prompts_get_more(void **state) {
     (void)state;
     for (int urgent = 0; urgent < 2; urgent++) {
         world w;
-        open_world(&w, config());
+        hd_sched_config c = config();
+        c.n_seq_max = 2;
+        open_world(&w, c);
         enum hd_service class = urgent ? HD_SERVICE_INTERACTIVE : HD_SERVICE_STANDARD;
         hd_seq *decoding = submit_as(&w, 8, 3000, class);
         for (int k = 0; k < 3; k++) step(&w);
@@ -389,6 +391,22 @@ static void late_prompts_get_more(void **state) {
         hd_seq_free(late);
         close_world(&w);
     }
+}
+
+/* One that decodes alone tolerates what half of the slots would: 1.5 times the time of 8. */
+static void few_decoders_leave_room(void **state) {
+    (void)state;
+    world w;
+    open_world(&w, config());
+    hd_seq *decoding = submit_as(&w, 8, 3000, HD_SERVICE_INTERACTIVE);
+    for (int k = 0; k < 3; k++) step(&w);
+    hd_seq *prompt = submit_as(&w, 3000, 2, HD_SERVICE_STANDARD);
+    assert_in_range(step(&w), 2.2 * MS, 1.5 * 1.8 * MS);
+    hd_sched_finish(w.s, decoding);
+    run_out(&w);
+    hd_seq_free(decoding);
+    hd_seq_free(prompt);
+    close_world(&w);
 }
 
 /* A line of requests that ask for few tokens moves as fast as they end. */
@@ -423,6 +441,7 @@ int main(void) {
         cmocka_unit_test(the_wait_knows_what_is_asked_for),
         cmocka_unit_test(steps_keep_their_bound),
         cmocka_unit_test(late_prompts_get_more),
+        cmocka_unit_test(few_decoders_leave_room),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,12 +2,15 @@
  * sim`.
  *
  * Steps of a grid of loads are timed in rounds over the whole grid, so that a machine that is
- * slower for a while is so for all of them. A step counts with the sampling of its outputs. Mixed
+ * slower for a while is so for all of them; a short step is run several times a round. What counts
+ * of a load is the mean of the middle half of its runs: interruptions of the machine are not the
+ * load's. A step counts with the sampling of its outputs. Mixed
  * steps (decoding rows beside a prompt chunk) are timed, too, but not fitted: they tell how far the
  * formula reaches. */
 #include "cmd/bench.h"
 
 #include "base/mem.h"
+#include "base/sort.h"
 #include "cmd/output.h"
 #include "engine/sizes.h"
 #include "sim/cost.h"
@@ -16,7 +19,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { POINT_MAX = 256, ROUND_MAX = 200, ROUND_MIN = 5 };
+enum { POINT_MAX = 256, RUN_MAX = 200, N_ROUND = 5 };
 
 /* n_decode sequences of one row at position context - 1, and a chunk of n_prompt rows from first.
  */
@@ -30,8 +33,8 @@ struct grid {
     struct hd_bench_model *m;
     struct load load[POINT_MAX];
     hd_cost_point point[POINT_MAX];
-    int n_point, n_round;
-    float *seconds; /* [ROUND_MAX, POINT_MAX] */
+    int n_point, n_run[POINT_MAX];
+    double *seconds; /* [POINT_MAX, RUN_MAX] n_run of each */
 };
 
 static void add(struct grid *g, struct load l) {
@@ -81,32 +84,47 @@ static hd_status run(struct grid *g, int ix, double *seconds) {
     return m->status;
 }
 
-static hd_status measure(struct grid *g, double seconds_each) {
-    double sum = 0, s;
-    for (int i = 0; i < g->n_point; i++) HD_TRY(run(g, i, &s)); /* to warm up */
-    for (g->n_round = 0; g->n_round < ROUND_MAX; g->n_round++) {
-        if (g->n_round >= ROUND_MIN && sum >= seconds_each * g->n_point) break;
-        for (int i = 0; i < g->n_point; i++) {
+/* One round: a run of every load, and more until it has had its time. */
+static hd_status measure_round(struct grid *g, double seconds_each) {
+    for (int i = 0; i < g->n_point; i++) {
+        double sum = 0, s;
+        for (int n = 0; n == 0 || (sum < seconds_each && n < RUN_MAX / N_ROUND); n++) {
             HD_TRY(run(g, i, &s));
-            g->seconds[g->n_round * POINT_MAX + i] = (float)s;
+            g->seconds[i * RUN_MAX + g->n_run[i]++] = s;
             sum += s;
         }
-        hd_progress(NULL, "measuring", sum / (seconds_each * g->n_point + 1e-9) * 0.99);
+    }
+    return HD_OK;
+}
+
+static hd_status measure(struct grid *g, double seconds_each) {
+    double s;
+    for (int i = 0; i < g->n_point; i++) HD_TRY(run(g, i, &s)); /* to warm up */
+    for (int round = 0; round < N_ROUND; round++) {
+        HD_TRY(measure_round(g, seconds_each / N_ROUND));
+        hd_progress(NULL, "measuring", (round + 1.0) / N_ROUND * 0.99);
     }
     hd_progress(NULL, "measured", 1);
     return HD_OK;
 }
 
+/* The mean of the middle half of v[n], which is sorted. */
+static double middle_mean(const double *v, int n) {
+    double sum = 0;
+    int from = n / 4, to = n - n / 4;
+    for (int i = from; i < to; i++) sum += v[i];
+    return sum / (to - from);
+}
+
 static hd_status fit(struct grid *g, hd_cost *c) {
     int n = 0;
-    double *factor = hd_alloc_zero((size_t)g->n_round * (size_t)g->n_point, sizeof *factor);
+    double *factor = hd_alloc_zero((size_t)RUN_MAX * (size_t)g->n_point, sizeof *factor);
     for (int i = 0; i < g->n_point; i++) {
-        double sum = 0;
-        for (int r = 0; r < g->n_round; r++) sum += (double)g->seconds[r * POINT_MAX + i];
-        g->point[i].mean_s = sum / g->n_round;
+        double *v = g->seconds + (size_t)i * RUN_MAX;
+        hd_sort_doubles(v, (size_t)g->n_run[i]);
+        g->point[i].mean_s = middle_mean(v, g->n_run[i]);
         g->point[i].is_other = g->load[i].is_other;
-        for (int r = 0; r < g->n_round; r++)
-            factor[n++] = (double)g->seconds[r * POINT_MAX + i] / g->point[i].mean_s;
+        for (int r = 0; r < g->n_run[i]; r++) factor[n++] = v[r] / g->point[i].mean_s;
     }
     hd_cost_spread(c, factor, n);
     hd_free(factor);
@@ -130,8 +148,8 @@ static void describe(const struct hd_bench_model *m, hd_cost *c) {
 }
 
 static void print(const hd_cost *c, const struct grid *g, const char *path) {
-    printf("%s on %s: %s\n%d loads, %d runs each: a step takes\n", c->model, c->backend, c->device,
-           g->n_point, g->n_round);
+    printf("%s on %s: %s\n%d loads, %d to %d runs each: a step takes\n", c->model, c->backend,
+           c->device, g->n_point, N_ROUND, RUN_MAX);
     for (int i = 0; i < c->n_knot; i++)
         printf("  %9.3f ms for %d rows\n", c->knot_s[i] * 1e3, c->knot[i]);
     printf("+ %.3f us an output\n"
@@ -167,7 +185,7 @@ hd_status hd_bench_cost(struct hd_bench_model *m) {
     HD_TRY(hd_bench_open_model(m, o->max_num_batched_tokens, o->max_num_seqs, n_pos, 0));
     struct grid *g = hd_alloc_zero(1, sizeof *g);
     g->m = m;
-    g->seconds = hd_alloc_zero((size_t)ROUND_MAX * POINT_MAX, sizeof *g->seconds);
+    g->seconds = hd_alloc_zero((size_t)POINT_MAX * RUN_MAX, sizeof *g->seconds);
     fill_grid(g);
     hd_cost c;
     describe(m, &c);

@@ -99,6 +99,8 @@ const float *hd_cpu_block_floats(const hd_cpu_kernels *k, const hd_cpu_cached *s
 
 /* ---- One block ---- */
 
+enum { FEW = 4 }; /* queries that leave most of a vector's lanes empty */
+
 /* Queries of a task that meet a block together. They are columns of t->s; column 0 is the first of
  * the panel that query q0 is in. */
 typedef struct few {
@@ -136,23 +138,61 @@ static void add_ragged(const part *p, const hd_cpu_block *b, const few *f, float
     }
 }
 
+/* Scores of many queries: queries across lanes, keys as they lie. */
+static void score_many(const part *p, const hd_cpu_block *b, const few *f, const float *queries) {
+    size_t n_key = (size_t)p->a->n_key;
+    p->a->c->k->strided(&(hd_cpu_strided){.n_row = b->n_t,
+                                          .n_k = p->a->n_key,
+                                          .n_lane = f->n_lane,
+                                          .a = b->k,
+                                          .a_row = b->ldk,
+                                          .a_step = 1,
+                                          .b = queries,
+                                          .ldb = HD_CPU_LANES,
+                                          .b_panel = n_key * HD_CPU_LANES,
+                                          .c = p->t->s,
+                                          .ldc = HD_CPU_QCHUNK,
+                                          .ahead = b->ahead,
+                                          .ahead_bytes = b->ahead_bytes});
+}
+
+/* Of so few that most lanes would be empty: positions across lanes, in keys that are transposed
+ * first. The same sums. */
+static void score_few(const part *p, const hd_cpu_block *b, const few *f, const float *queries) {
+    const hd_cpu_kernels *k = p->a->c->k;
+    size_t panel = (size_t)p->a->n_key * HD_CPU_LANES;
+    float s[FEW][HD_CPU_KV_BLOCK];
+    const void *row[HD_CPU_LANES];
+    for (int t = 0; t < b->n_t; t += HD_CPU_LANES) {
+        int n = hd_cpu_least(b->n_t - t, HD_CPU_LANES);
+        for (int i = 0; i < n; i++) row[i] = b->k + (size_t)(t + i) * b->ldk;
+        k->unpack(HD_F32, row, n, 0, p->a->n_key, p->t->kt + (size_t)t / HD_CPU_LANES * panel,
+                  HD_CPU_LANES);
+    }
+    k->strided(&(hd_cpu_strided){.n_row = f->n,
+                                 .n_k = p->a->n_key,
+                                 .n_lane = (int)hd_cpu_pad(b->n_t),
+                                 .a = queries + f->column,
+                                 .a_row = 1,
+                                 .a_step = HD_CPU_LANES,
+                                 .b = p->t->kt,
+                                 .ldb = HD_CPU_LANES,
+                                 .b_panel = panel,
+                                 .c = s[0],
+                                 .ldc = HD_CPU_KV_BLOCK});
+    for (int t = 0; t < b->n_t; t++)
+        for (int i = 0; i < f->n; i++) p->t->s[t * HD_CPU_QCHUNK + f->column + i] = s[i][t];
+}
+
 /* Weights of the block's positions in t->s. */
 static void weigh(const part *p, const hd_cpu_block *b, few *f) {
     const hd_cpu_attention *a = p->a;
     hd_cpu_scratch *t = p->t;
-    a->c->k->strided(&(hd_cpu_strided){.n_row = b->n_t,
-                                       .n_k = a->n_key,
-                                       .n_lane = f->n_lane,
-                                       .a = b->k,
-                                       .a_row = b->ldk,
-                                       .a_step = 1,
-                                       .b = t->qt + (size_t)(f->q0 - f->column) * (size_t)a->n_key,
-                                       .ldb = HD_CPU_LANES,
-                                       .b_panel = (size_t)a->n_key * HD_CPU_LANES,
-                                       .c = t->s,
-                                       .ldc = HD_CPU_QCHUNK,
-                                       .ahead = b->ahead,
-                                       .ahead_bytes = b->ahead_bytes});
+    const float *queries = t->qt + (size_t)(f->q0 - f->column) * (size_t)a->n_key;
+    if (f->column + f->n <= HD_CPU_LANES && f->n <= FEW)
+        score_few(p, b, f, queries);
+    else
+        score_many(p, b, f, queries);
     for (int i = 0; i < f->n; i++)
         for (int s = f->n_see[i]; s < b->n_t; s++)
             t->s[s * HD_CPU_QCHUNK + f->column + i] = -INFINITY;

@@ -75,6 +75,23 @@ void hd_cpu_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
 
 /* ---- Attention ---- */
 
+/* One head's part of the rows of the block behind b is asked for now: such parts lie a row apart,
+ * where no prefetcher of the processor finds them. */
+static void fetch_ahead(const hd_cpu_attention *a, hd_cpu_scratch *t, int seq, int head,
+                        const hd_cpu_block *b) {
+    const struct hd_op_gqa_attn *op = a->op;
+    hd_cpu_block next = {.t0 = b->t0 + HD_CPU_KV_BLOCK};
+    next.n_t = hd_cpu_least(HD_CPU_KV_BLOCK, b->n_pos - next.t0);
+    size_t row_bytes = hd_kv_bytes(&op->kv, 1), n = row_bytes / (size_t)op->n_head_kv;
+    const void *const cache[2] = {op->keys, op->values};
+    for (int c = 0; c < 2 && next.n_t > 0; c++) {
+        hd_cpu_block_rows(a->batch, seq, &next, cache[c], row_bytes, t->ptr);
+        for (int i = 0; i < next.n_t; i++)
+            for (size_t at = 0; at < n; at += 64)
+                __builtin_prefetch((const char *)t->ptr[i] + (size_t)head * n + at, 0, 2);
+    }
+}
+
 static void load_head(const hd_cpu_attention *a, hd_cpu_scratch *t, int seq, int head,
                       hd_cpu_block *b) {
     const struct hd_op_gqa_attn *op = a->op;
@@ -85,6 +102,7 @@ static void load_head(const hd_cpu_attention *a, hd_cpu_scratch *t, int seq, int
     b->k = hd_cpu_block_floats(a->c->k, &s, t->k, &b->ldk);
     hd_cpu_block_rows(a->batch, seq, b, op->values, row_bytes, t->ptr);
     b->v = hd_cpu_block_floats(a->c->k, &s, t->v, &b->ldv);
+    fetch_ahead(a, t, seq, head, b);
 }
 
 /* Query head i of those that read a key head. */

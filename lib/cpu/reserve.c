@@ -54,6 +54,7 @@ static void lay_out_thread(cut *k, const hd_dev_limits *l, hd_cpu_scratch *t) {
         .pos = take(k, n_q, sizeof *t->pos),
         .qt = take_f(k, n_qt),
         .rows = take_f(k, block * hd_cpu_pad(l->n_c + l->n_rope)),
+        .kt = take_f(k, block * (most(n_c, n_nope) + n_rope)),
         .k = take_f(k, block * hd_cpu_pad(l->n_nope + l->n_rope)),
         .v = take_f(k, block * hd_cpu_pad(l->n_v)),
         .kb = take_f(k, n_c * hd_cpu_pad(l->n_nope)),

@@ -25,7 +25,8 @@ static void latent_row(void *ctx, int row, int thread) {
     if (a->q == NULL) {
         float *qa = j->c->a + (size_t)row * (size_t)a->q_a->n_out;
         k->norm(qa, a->q_a_norm, a->lora_eps, a->q_a->n_out, qa);
-        if (a->q_b->format == HD_Q8_0) k->quantise(qa, a->q_a->n_out, &j->q, row);
+        if (a->q_b->prepared != NULL)
+            k->quantise(qa, a->q_a->n_out, j->q.is_wide, hd_cpu_qrow(&j->q, row));
     }
     int width = a->n_c + a->n_rope;
     float *kv = j->c->kv + (size_t)row * (size_t)width;
@@ -52,15 +53,15 @@ void hd_cpu_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
     const hd_weight *q_in = a->q != NULL ? a->q : a->q_a;
     int n_row = a->batch->n_row, width = a->n_c + a->n_rope;
     HD_ASSERT(n_row <= c->limits.n_row);
-    bool is_q8 = q_in->format == HD_Q8_0 || a->kv_a->format == HD_Q8_0;
-    hd_cpu_qrows xq = hd_cpu_norm(c, &(hd_cpu_norm_rows){.x = a->x,
-                                                         .ldx = (size_t)a->d_model,
-                                                         .w = a->norm,
-                                                         .eps = a->eps,
-                                                         .n_row = n_row,
-                                                         .n = a->d_model,
-                                                         .out = c->normed,
-                                                         .is_quantised = is_q8});
+    hd_cpu_qrows xq =
+        hd_cpu_norm(c, &(hd_cpu_norm_rows){.x = a->x,
+                                           .ldx = (size_t)a->d_model,
+                                           .w = a->norm,
+                                           .eps = a->eps,
+                                           .n_row = n_row,
+                                           .n = a->d_model,
+                                           .out = c->normed,
+                                           .input = hd_cpu_input_of_both(q_in, a->kv_a)});
     size_t q_width = (size_t)q_in->n_out;
     hd_cpu_mul in = {.n_row = n_row, .x = c->normed, .ldx = (size_t)a->d_model, .xq = xq};
     hd_cpu_mul m[2] = {in, in};
@@ -69,10 +70,7 @@ void hd_cpu_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
     hd_cpu_mul_run(c, m, 2);
 
     qkv_job j = {.c = c, .a = a};
-    if (a->q == NULL && a->q_b->format == HD_Q8_0) {
-        j.q = c->q[1];
-        j.q.n_k = a->q_b->n_in;
-    }
+    if (a->q == NULL) j.q = hd_cpu_qrows_of(c, hd_cpu_input_of(a->q_b), 1, n_row, a->q_b->n_in);
     hd_cpu_rows(c, n_row, 4 * width, latent_row, &j);
     if (a->q == NULL) {
         hd_cpu_mul up = {.w = a->q_b,
@@ -98,29 +96,22 @@ static const float *latents(const hd_cpu_attention *a, hd_cpu_scratch *t, int se
     return hd_cpu_block_floats(a->c->k, &s, t->rows, ld);
 }
 
-/* k_b and v_b of one head, in panels of 16 lanes. */
+/* k_b and v_b of one head, in panels of 16 lanes; of k_b inputs are lanes. */
 static void begin_head(const hd_cpu_attention *a, hd_cpu_scratch *t, int h) {
     const struct hd_op_mla_attn *op = a->op;
-    size_t k_bytes = hd_format_bytes(op->k_b->format, (size_t)op->n_nope);
-    size_t v_bytes = hd_format_bytes(op->v_b->format, (size_t)op->n_c);
-    size_t panel = (size_t)op->n_c * HD_CPU_LANES, n_nope = hd_cpu_pad(op->n_nope);
-    memset(t->k, 0, sizeof *t->k * n_nope);
-    for (size_t i = 0; i < (size_t)op->n_c; i++) {
-        hd_cpu_decode(a->c, op->k_b->format, (const char *)op->k_b->mat[h] + i * k_bytes, t->k,
-                      op->n_nope);
-        for (size_t o = 0; o < n_nope; o += HD_CPU_LANES)
-            memcpy(t->kb + o / HD_CPU_LANES * panel + i * HD_CPU_LANES, t->k + o,
-                   sizeof *t->k * HD_CPU_LANES);
+    size_t panel = (size_t)op->n_c * HD_CPU_LANES, n_nope = (size_t)op->n_nope;
+    memset(t->kb, 0, sizeof *t->kb * (size_t)op->n_c * hd_cpu_pad(op->n_nope));
+    for (int i = 0; i < op->n_c; i += HD_CPU_LANES) {
+        hd_cpu_unpack_lanes(a->c, t, op->k_b, h, i, t->k);
+        int n = hd_cpu_least(op->n_c - i, HD_CPU_LANES);
+        for (size_t o = 0; o < n_nope; o++) {
+            float *to = t->kb + o / HD_CPU_LANES * panel + o % HD_CPU_LANES;
+            for (int l = 0; l < n; l++)
+                to[(size_t)(i + l) * HD_CPU_LANES] = t->k[o * HD_CPU_LANES + (size_t)l];
+        }
     }
-    for (int i = 0; i < op->n_v; i++) t->w[i] = (const char *)op->v_b->mat[h] + (size_t)i * v_bytes;
     for (int o = 0; o < op->n_v; o += HD_CPU_LANES)
-        hd_cpu_unpack(a->c, t,
-                      &(hd_cpu_unpacking){.format = op->v_b->format,
-                                          .row = t->w + o,
-                                          .n_row = hd_cpu_least(op->n_v - o, HD_CPU_LANES),
-                                          .n_k = op->n_c,
-                                          .panel = t->vb + (size_t)o / HD_CPU_LANES * panel,
-                                          .ld = HD_CPU_LANES});
+        hd_cpu_unpack_lanes(a->c, t, op->v_b, h, o, t->vb + (size_t)o / HD_CPU_LANES * panel);
 }
 
 /* Keys and values of one head for the block's positions, from its latents. */
@@ -217,25 +208,53 @@ typedef struct wave {
     int n;
 } wave;
 
-/* Queries into latent space, or weighted latents back out of it: one product a head. */
+/* Inputs of the heads' products: head h of row r is x + r * ld + h * ld_head, and as integers row
+ * r * H + h of q. */
+typedef struct head_inputs {
+    hd_cpu *c;
+    const float *x;
+    size_t ld, ld_head;
+    int n_head;
+    const int32_t *row; /* those that matter; NULL: 0, 1, 2, ... */
+    hd_cpu_qrows q;
+} head_inputs;
+
+static void quantise_heads(void *ctx, int i, int thread) {
+    (void)thread;
+    const head_inputs *in = ctx;
+    int row = in->row != NULL ? in->row[i] : i;
+    for (int h = 0; h < in->n_head; h++)
+        in->c->k->quantise(in->x + (size_t)row * in->ld + (size_t)h * in->ld_head, in->q.n_k,
+                           in->q.is_wide, hd_cpu_qrow(&in->q, row * in->n_head + h));
+}
+
+/* Queries into latent space, or weighted latents back out of it: one product a head. What is lost
+ * here is lost for all positions: activations of 16 bits. */
 static void run_heads(const wave *w, bool is_out) {
     const struct hd_op_mla_attn *op = w->op;
+    const hd_weight *b = is_out ? op->v_b : op->k_b;
     hd_cpu *c = w->c;
     size_t width = (size_t)op->n_c + (size_t)op->n_rope, ldu = hd_cpu_pad(op->n_c),
            h_n = (size_t)op->n_head;
     size_t q_width = (size_t)op->n_nope + (size_t)op->n_rope, n_v = (size_t)op->n_v;
+    head_inputs in = {.c = c, .x = op->q, .ld = h_n * q_width, .ld_head = q_width, .row = w->row};
+    if (is_out) in.x = c->u, in.ld = h_n * ldu, in.ld_head = ldu, in.row = NULL;
+    in.n_head = op->n_head;
+    if (b->prepared != NULL) {
+        int n_row = (is_out ? w->n : op->batch->n_row) * op->n_head;
+        in.q = hd_cpu_qrows_of(c, HD_CPU_WIDE, 0, n_row, b->n_in);
+        hd_cpu_rows(c, w->n, op->n_head * b->n_in, quantise_heads, &in);
+    }
     for (int h = 0; h < op->n_head; h++) {
         hd_cpu_mul *m = &c->mul[h];
-        *m = (hd_cpu_mul){.mat = h, .is_float = true, .n_row = w->n};
-        if (is_out) {
-            m->w = op->v_b;
-            m->x = c->u + (size_t)h * ldu, m->ldx = h_n * ldu;
+        *m = (hd_cpu_mul){.w = b, .mat = h, .is_exact = true, .n_row = w->n, .xq = in.q};
+        m->x = in.x + (size_t)h * in.ld_head, m->ldx = in.ld, m->x_row = in.row;
+        m->xq.row0 = b->prepared != NULL ? hd_cpu_qrow(&in.q, h) : NULL;
+        m->xq.row_bytes = h_n * in.q.row_bytes;
+        if (is_out)
             m->y = op->out + (size_t)h * n_v, m->ldy = h_n * n_v, m->y_row = w->row;
-        } else {
-            m->w = op->k_b;
-            m->x = op->q + (size_t)h * q_width, m->ldx = h_n * q_width, m->x_row = w->row;
+        else
             m->y = c->q_abs + (size_t)h * width, m->ldy = h_n * width;
-        }
     }
     hd_cpu_mul_run(c, c->mul, op->n_head);
 }

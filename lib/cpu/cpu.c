@@ -107,9 +107,9 @@ static uint64_t cpu_kv_lost(void *ctx) {
 static const char *cpu_kernel(void *ctx, enum hd_op op, enum hd_format f) {
     const hd_cpu *c = ctx;
     bool is_avx512 = strcmp(c->k->name, "avx512") == 0, is_avx2 = strcmp(c->k->name, "avx2") == 0;
-    /* Where precision decides (routing, attention), Q8_0 weights meet float32 activations. */
-    if (f == HD_Q8_0 && op != HD_OP_embed && op != HD_OP_route && op != HD_OP_mla_attn)
-        return is_avx512 ? "avx512-vnni-q8" : is_avx2 ? "avx2-q8" : "scalar-q8";
+    bool is_read_plain = op == HD_OP_embed || op == HD_OP_route;
+    if (hd_cpu_is_packed(f) && !is_read_plain)
+        return is_avx512 ? "avx512-vnni" : is_avx2 ? "avx2-integer" : "scalar-integer";
     if (hd_cpu_is_native(f)) return is_avx512 ? "avx512-fma" : is_avx2 ? "avx2-fma" : "scalar";
     return is_avx512 ? "decode, avx512-fma" : is_avx2 ? "decode, avx2-fma" : "decode, scalar";
 }
@@ -166,15 +166,17 @@ static void cpu_proj_add(void *ctx, const struct hd_op_proj_add *args) {
                     .y = args->x,
                     .ldy = (size_t)args->w->n_out,
                     .into = args->is_partial ? HD_CPU_STORE : HD_CPU_ADD};
-    if (args->w->format == HD_Q8_0)
-        m.xq = hd_cpu_quantise(c, 0, args->a, n_in, args->n_row, args->w->n_in);
+    m.xq = hd_cpu_quantise(c, &(hd_cpu_quantising){.input = hd_cpu_input_of(args->w),
+                                                   .x = args->a,
+                                                   .ldx = n_in,
+                                                   .n_row = args->n_row,
+                                                   .n_k = args->w->n_in});
     hd_cpu_mul_run(c, &m, 1);
 }
 
 static void cpu_ffn(void *ctx, const struct hd_op_ffn *args) {
     hd_cpu *c = ctx;
     size_t d = (size_t)args->d_model, f = (size_t)args->gate->n_out;
-    bool is_q8 = args->gate->format == HD_Q8_0 || args->up->format == HD_Q8_0;
     HD_ASSERT(args->n_row <= c->limits.n_row);
     hd_cpu_mul in = {.w = args->gate,
                      .up = args->up,
@@ -183,14 +185,15 @@ static void cpu_ffn(void *ctx, const struct hd_op_ffn *args) {
                      .ldx = d,
                      .y = c->a,
                      .ldy = f};
-    in.xq = hd_cpu_norm(c, &(hd_cpu_norm_rows){.x = args->x,
-                                               .ldx = d,
-                                               .w = args->norm,
-                                               .eps = args->eps,
-                                               .n_row = args->n_row,
-                                               .n = args->d_model,
-                                               .out = c->normed,
-                                               .is_quantised = is_q8});
+    in.xq =
+        hd_cpu_norm(c, &(hd_cpu_norm_rows){.x = args->x,
+                                           .ldx = d,
+                                           .w = args->norm,
+                                           .eps = args->eps,
+                                           .n_row = args->n_row,
+                                           .n = args->d_model,
+                                           .out = c->normed,
+                                           .input = hd_cpu_input_of_both(args->gate, args->up)});
     hd_cpu_mul_run(c, &in, 1);
     hd_cpu_mul out = {.w = args->down,
                       .n_row = args->n_row,
@@ -199,7 +202,12 @@ static void cpu_ffn(void *ctx, const struct hd_op_ffn *args) {
                       .y = args->x,
                       .ldy = d,
                       .into = args->is_partial ? HD_CPU_STORE : HD_CPU_ADD};
-    if (args->down->format == HD_Q8_0) out.xq = hd_cpu_quantise(c, 1, c->a, f, args->n_row, (int)f);
+    out.xq = hd_cpu_quantise(c, &(hd_cpu_quantising){.input = hd_cpu_input_of(args->down),
+                                                     .slot = 1,
+                                                     .x = c->a,
+                                                     .ldx = f,
+                                                     .n_row = args->n_row,
+                                                     .n_k = (int)f});
     hd_cpu_mul_run(c, &out, 1);
 }
 
@@ -222,7 +230,7 @@ static void cpu_head(void *ctx, const struct hd_op_head *args) {
                                                   .n_row = n,
                                                   .n = args->d_model,
                                                   .out = c->normed,
-                                                  .is_quantised = args->w->format == HD_Q8_0});
+                                                  .input = hd_cpu_input_of(args->w)});
         hd_cpu_mul_run(c, &m, 1);
     }
 }
@@ -270,6 +278,8 @@ const hd_dev_ops hd_dev_cpu = {
     .free = cpu_free,
     .reserve = hd_cpu_reserve,
     .scratch_bytes = cpu_scratch_bytes,
+    .prepare = hd_cpu_prepare,
+    .release = hd_cpu_release,
     .embed = cpu_embed,
     .mla_qkv = hd_cpu_mla_qkv,
     .mla_attn = hd_cpu_mla_attn,

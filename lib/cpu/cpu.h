@@ -17,14 +17,13 @@
 
 /* One thread's working memory. */
 typedef struct hd_cpu_scratch {
-    float *panel;    /* [HD_CPU_KDECODE, HD_CPU_STRIP] unpacked weights; Q8_0 panels fit too */
+    float *panel;    /* [HD_CPU_KDECODE, HD_CPU_STRIP] unpacked weights */
     float *decoded;  /* [HD_CPU_LANES, HD_CPU_KDECODE] weights between two formats */
-    float *q_scale;  /* [HD_CPU_KBLOCK/32, HD_CPU_STRIP] */
     float *c[2];     /* [HD_CPU_ROWS, HD_CPU_STRIP] products before they go where they belong */
     const float **a; /* [n_ptr] row pointers */
     float **c_row;   /* [n_ptr] */
-    int32_t *q_row;  /* [HD_CPU_ROWS] */
-    const void **w;  /* [n_ptr] weight or cache rows */
+    const unsigned char **xq; /* [HD_CPU_ROWS] */
+    const void **w;           /* [n_ptr] weight or cache rows */
     /* Attention (attend.c): */
     const void **ptr;   /* [n_query] or more */
     int *pos;           /* [n_query] last position that each query sees */
@@ -51,12 +50,13 @@ typedef struct hd_cpu_mul {
     const hd_weight *w;  /* matrix `mat` of it */
     const hd_weight *up; /* not NULL: y = silu(w x) * (up x) */
     int mat;
-    bool is_float; /* float32 activations even for Q8_0 weights */
+    bool is_exact; /* 16-bit activations for repacked weights of any format */
+    int n_each;    /* outputs a task; hd_cpu_mul_run sets it */
     int n_row;
     const float *x; /* [., ldx] */
     size_t ldx;
     const int32_t *x_row; /* [n_row] rows of x and xq; NULL: 0, 1, 2, ... */
-    hd_cpu_qrows xq;      /* the same rows, quantised; needed for Q8_0 unless is_float */
+    hd_cpu_qrows xq;      /* the same rows, quantised; for repacked weights */
     float *y;             /* [., ldy] */
     size_t ldy;
     const int32_t *y_row; /* as x_row */
@@ -92,8 +92,8 @@ typedef struct hd_cpu {
     float *a;               /* [R, max(q_lora, d_ff, d_expert*n_used)]: between two products */
     float *kv;              /* [R, n_c+n_rope]; GQA: [2, R, n_kv] */
     float *score;           /* [R, n_expert] */
-    hd_cpu_qrows q[2];      /* quantised inputs: of the op, and of its second product */
-    size_t q_room[2];       /* elements */
+    unsigned char *q[2];    /* quantised inputs: of the op, and of its second product */
+    size_t q_room[2];       /* elements, of rows that are wide */
     hd_cpu_mul *mul;        /* [max(n_head, n_expert + 1)] */
     float *q_abs;           /* [HD_CPU_WAVE, H, n_c+n_rope] absorbed queries */
     float *u;               /* [HD_CPU_WAVE, H, pad(n_c)] weighted latents */
@@ -122,11 +122,11 @@ static inline size_t hd_cpu_pad(int n) {
 
 /* Whether the kernels read this format where it lies. */
 static inline bool hd_cpu_is_native(enum hd_format f) {
-    return f == HD_F32 || f == HD_F16 || f == HD_BF16 || f == HD_Q8_0;
+    return f == HD_F32 || f == HD_F16 || f == HD_BF16;
 }
 /* n weights, whole blocks, of any format. */
 void hd_cpu_decode(const hd_cpu *c, enum hd_format f, const void *src, float *dst, int n);
-/* As the kernels' unpack, for any format; no row is NULL. k0 is a multiple of HD_CPU_KDECODE, or of
+/* As the kernels' unpack, for any format as it lies. k0 is a multiple of HD_CPU_KDECODE, or of
  * HD_CPU_KBLOCK when the format is native. */
 typedef struct hd_cpu_unpacking {
     enum hd_format format;
@@ -136,19 +136,60 @@ typedef struct hd_cpu_unpacking {
     size_t ld;
 } hd_cpu_unpacking;
 void hd_cpu_unpack(const hd_cpu *c, const hd_cpu_scratch *t, const hd_cpu_unpacking *u);
+/* Outputs o0 (a multiple of 16) .. o0 + 15 of a matrix, repacked or not, zeros past the last: panel
+ * [n_in, 16]. */
+void hd_cpu_unpack_lanes(const hd_cpu *c, hd_cpu_scratch *t, const hd_weight *w, int mat, int o0,
+                         float *panel);
+
+/* Repacks a weight unless it is read as it lies; undone by hd_cpu_release. */
+hd_status hd_cpu_prepare(void *ctx, hd_weight *w);
+void hd_cpu_release(void *ctx, hd_weight *w);
+/* The strips of a matrix of a weight that is repacked. */
+static inline const unsigned char *hd_cpu_strips(const hd_weight *w, int mat) {
+    return (const unsigned char *)w->prepared +
+           (size_t)mat * hd_cpu_packed_bytes(w->format, w->n_in, w->n_out);
+}
+
+/* ---- Products (mul.c) ---- */
+
+/* What a weight multiplies: rows of floats, or of integers of 8 or of 16 bits (docs/precision.md).
+ * Of several weights, the most. */
+enum hd_cpu_input { HD_CPU_FLOAT, HD_CPU_NARROW, HD_CPU_WIDE };
+static inline enum hd_cpu_input hd_cpu_input_of(const hd_weight *w) {
+    if (w == NULL || w->prepared == NULL) return HD_CPU_FLOAT;
+    return w->format == HD_Q8_0 ? HD_CPU_WIDE : HD_CPU_NARROW;
+}
+static inline enum hd_cpu_input hd_cpu_input_of_both(const hd_weight *a, const hd_weight *b) {
+    enum hd_cpu_input x = hd_cpu_input_of(a), y = hd_cpu_input_of(b);
+    return x > y ? x : y;
+}
 
 /* Runs n products, independent of one another, on all threads. */
-void hd_cpu_mul_run(hd_cpu *c, const hd_cpu_mul *mul, int n);
+void hd_cpu_mul_run(hd_cpu *c, hd_cpu_mul *mul, int n);
 /* Runs n products of equal n_out that add into the same rows: for every output in list order. */
-void hd_cpu_mul_run_in_order(hd_cpu *c, const hd_cpu_mul *mul, int n);
+void hd_cpu_mul_run_in_order(hd_cpu *c, hd_cpu_mul *mul, int n);
 
 /* fn(ctx, row, thread) for every row; on one thread when n_row * work (elements a row) is little.
  */
 void hd_cpu_rows(hd_cpu *c, int n_row, int work, void (*fn)(void *ctx, int row, int thread),
                  void *ctx);
-/* Quantises rows of x[n_row, ldx] into slot 0 or 1 and returns them. */
-hd_cpu_qrows hd_cpu_quantise(hd_cpu *c, int slot, const float *x, size_t ldx, int n_row, int n_k);
-/* Norms rows of x (row ix[i], or i) into out[n_row, n]; quantises them into slot 0 when asked. */
+/* Quantises rows of x[n_row, ldx] into slot 0 or 1 and returns them; of floats, nothing. */
+typedef struct hd_cpu_quantising {
+    enum hd_cpu_input input;
+    int slot;
+    const float *x; /* [n_row, ldx] */
+    size_t ldx;
+    int n_row, n_k;
+} hd_cpu_quantising;
+hd_cpu_qrows hd_cpu_quantise(hd_cpu *c, const hd_cpu_quantising *a);
+/* Rows for a slot, to be filled by whoever has the floats. */
+hd_cpu_qrows hd_cpu_qrows_of(const hd_cpu *c, enum hd_cpu_input input, int slot, int n_row,
+                             int n_k);
+static inline unsigned char *hd_cpu_qrow(const hd_cpu_qrows *q, int row) {
+    return q->row0 + (size_t)row * q->row_bytes;
+}
+/* Norms rows of x (row ix[i], or i) into out[n_row, n]; quantises them into slot 0 unless floats
+ * are asked for. */
 typedef struct hd_cpu_norm_rows {
     const float *x;
     const int32_t *ix; /* or NULL */
@@ -157,7 +198,7 @@ typedef struct hd_cpu_norm_rows {
     float eps;
     int n_row, n;
     float *out;
-    bool is_quantised;
+    enum hd_cpu_input input;
 } hd_cpu_norm_rows;
 hd_cpu_qrows hd_cpu_norm(hd_cpu *c, const hd_cpu_norm_rows *a);
 

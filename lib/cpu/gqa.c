@@ -54,7 +54,7 @@ void hd_cpu_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
     int n_row = a->batch->n_row;
     size_t n_kv = (size_t)a->k->n_out;
     HD_ASSERT(n_row <= c->limits.n_row && a->k->n_out <= c->limits.n_kv);
-    bool is_q8 = a->q->format == HD_Q8_0 || a->k->format == HD_Q8_0 || a->v->format == HD_Q8_0;
+    enum hd_cpu_input of_q = hd_cpu_input_of(a->q), of_kv = hd_cpu_input_of_both(a->k, a->v);
     hd_cpu_qrows xq = hd_cpu_norm(c, &(hd_cpu_norm_rows){.x = a->x,
                                                          .ldx = (size_t)a->d_model,
                                                          .w = a->norm,
@@ -62,7 +62,7 @@ void hd_cpu_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
                                                          .n_row = n_row,
                                                          .n = a->d_model,
                                                          .out = c->normed,
-                                                         .is_quantised = is_q8});
+                                                         .input = of_q > of_kv ? of_q : of_kv});
     qkv_job j = {.c = c, .a = a, .k = c->kv, .v = c->kv + (size_t)c->limits.n_row * n_kv};
     hd_cpu_mul in = {.n_row = n_row, .x = c->normed, .ldx = (size_t)a->d_model, .xq = xq};
     hd_cpu_mul m[3] = {in, in, in};

@@ -5,16 +5,19 @@
  * never depends on the other rows, on how outputs are split, or on which thread computes it. (The
  * scalar level multiplies and adds with two roundings; the order is the same.)
  *
- * Weights are read where they lie, [n_out, n_in] in their file format: `unpack` turns a block of
+ * Quantised weights are repacked when they are loaded (cpu/pack.h) and meet quantised activations.
+ * Others are read where they lie, [n_out, n_in] in their file format: `unpack` turns a block of
  * them into a panel with outputs across vector lanes, once for all rows, and the product runs on
  * the panel. There is no second copy of any weight. Thread: any; kernels hold no state and allocate
  * nothing. All float buffers 64-byte aligned. */
 #ifndef HD_CPU_KERNEL_H
 #define HD_CPU_KERNEL_H
 
+#include "cpu/pack.h"
 #include "quant/kv.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define HD_CPU_LANES 16    /* outputs are padded to a multiple of this in panels and products */
@@ -22,7 +25,6 @@
 #define HD_CPU_KBLOCK 128  /* inputs unpacked together: 32 KiB of panel, level-1 cache */
 #define HD_CPU_KDECODE 256 /* the same of formats that are decoded first: whole blocks of any */
 #define HD_CPU_ROWS 256    /* most rows of one product call */
-#define HD_CPU_QBLOCK 32   /* elements that share a scale in Q8_0 and in quantised activations */
 
 /* c[r][o] (+)= sum over k of a[r][a_off + k*a_step] * b[k*ldb + o], o < n_lane (multiple of 16). */
 typedef struct hd_cpu_product {
@@ -35,28 +37,52 @@ typedef struct hd_cpu_product {
     bool is_sum;     /* add to what c holds; else c is overwritten */
 } hd_cpu_product;
 
-/* Activations in 32-blocks of 16-bit integers: x = d * n, |n| <= 32512, so that what Q8_0 loses is
- * the weights' rounding and no more. A row of 32 n takes 64 bytes: int16, or (for vpdpbusd) the 32
- * upper halves and then the 32 lower halves, n = 256 * upper + lower, both signed 8-bit. */
+/* 32 activations as integers. x = d * q with |q| <= 127; and of rows that are wide, which some
+ * weights need (docs/precision.md), x = wide.d * n with |n| <= 32512, n = 256 q + lower: what is
+ * lost then is the weights' rounding and no more. NaN or infinite activations make d no number. */
+typedef struct hd_cpu_xblock {
+    int8_t q[32];
+    float d, sum;     /* of the q: d * their sum */
+    int32_t minus[2]; /* -128 * the sum of the first 16, and of the others */
+    struct {
+        int8_t lower[32];
+        float d, sum; /* the same of the n */
+        int32_t minus[2];
+    } wide; /* there only in rows that are wide */
+} hd_cpu_xblock;
+
+/* Rows of such blocks. */
 typedef struct hd_cpu_qrows {
-    int n_k;      /* elements a row, multiple of 32 */
-    int16_t *q;   /* [R, n_k] in the level's order */
-    float *d;     /* [R, n_k/32] */
-    int32_t *sum; /* [R, n_k/32] -128 * sum of n: for kernels whose weights are offset by 128 */
+    int n_k; /* elements a row, multiple of 32 */
+    bool is_wide;
+    unsigned char *row0;
+    size_t row_bytes; /* from one row to the next */
 } hd_cpu_qrows;
 
-/* As hd_cpu_product for Q8_0 weights: c += (float)(integer dot of a block) * (d_w * d_x), blocks
- * ascending. panel and scale come from unpack_q8 of the same blocks. */
-typedef struct hd_cpu_qproduct {
-    int n_row, n_block, n_lane;
-    const hd_cpu_qrows *x;
-    const int32_t *row; /* [n_row] rows of x */
-    int block0;         /* first block of x */
-    const void *panel;  /* HD_CPU_STRIP lanes wide */
-    const float *scale; /* [n_block, HD_CPU_STRIP] */
-    float *const *c;
-    bool is_sum;
-} hd_cpu_qproduct;
+static inline size_t hd_cpu_xblock_bytes(bool is_wide) {
+    return is_wide ? sizeof(hd_cpu_xblock) : offsetof(hd_cpu_xblock, wide);
+}
+
+/* c[r][o] = sum over k of x[r][k] * weight k of output o of a strip (cpu/pack.h), from rows' q or,
+ * when is_wide, n. Blocks ascend. */
+typedef struct hd_cpu_packed_product {
+    enum hd_format format;
+    bool is_wide;
+    int n_row, n_in;
+    const unsigned char *strip;
+    const unsigned char *const *x; /* [n_row] first blocks of rows */
+    size_t x_step;                 /* bytes from a row's block to its next */
+    float *c;                      /* [n_row, HD_CPU_STRIP], 16 of each row */
+} hd_cpu_packed_product;
+
+/* panel[k * ld + o] = weight k of output o of a strip. */
+typedef struct hd_cpu_packed_unpack {
+    enum hd_format format;
+    int n_in;
+    const unsigned char *strip;
+    float *panel; /* [n_in, ld] */
+    size_t ld;
+} hd_cpu_packed_unpack;
 
 /* Attention: c[r*ldc + o] = sum over k of a[r*a_row + k*a_step] * b[o/16*b_panel + k*ldb + o%16],
  * o < n_lane, which is a multiple of 16. */
@@ -100,12 +126,11 @@ typedef struct hd_cpu_kernels {
      * elements named. */
     void (*unpack)(enum hd_format f, const void *const *row, int n_row, int k0, int n_k,
                    float *panel, size_t ld);
-    void (*unpack_q8)(const void *const *row, int n_row, int block0, int n_block, void *panel,
-                      float *scale);
     void (*product)(const hd_cpu_product *p);
-    void (*product_q8)(const hd_cpu_qproduct *p);
-    /* One row of x[n] into row r of q. NaN or infinite input makes its block's scale non-finite. */
-    void (*quantise)(const float *x, int n, const hd_cpu_qrows *q, int r);
+    void (*packed_product)(const hd_cpu_packed_product *p);
+    void (*packed_unpack)(const hd_cpu_packed_unpack *u);
+    /* x[n] into n/32 blocks. */
+    void (*quantise)(const float *x, int n, bool is_wide, unsigned char *row);
     /* y = x / sqrt(mean(x^2) + eps) * w; y may be x. */
     void (*norm)(const float *x, const float *w, float eps, int n, float *y);
     /* y = silu(g) * u */

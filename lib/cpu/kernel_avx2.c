@@ -9,6 +9,7 @@
 #define VN 8
 typedef __m256 V;
 typedef __m256i VI;
+typedef uint32_t W __attribute__((vector_size(32))); /* four bytes a lane */
 
 static inline V v_set(float x) { return _mm256_set1_ps(x); }
 static inline V v_load(const float *p) { return _mm256_loadu_ps(p); }
@@ -27,10 +28,16 @@ static inline VI v_int(V x) { return _mm256_cvtps_epi32(x); }
 static inline V v_pow2(VI n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
+static inline V v_float(VI n) { return _mm256_cvtepi32_ps(n); }
+static inline VI vi_set(int32_t n) { return _mm256_set1_epi32(n); }
+static inline VI vi_shift_up(VI n, int by) { return _mm256_slli_epi32(n, by); }
+/* n / 256, rounded so that what is left is a signed byte. */
+static inline VI vi_upper(VI n) {
+    return _mm256_srai_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(128)), 8);
+}
 static inline VI vi_half(VI n) { return _mm256_srai_epi32(n, 1); }
 static inline VI vi_sub(VI a, VI b) { return _mm256_sub_epi32(a, b); }
 static inline VI vi_add(VI a, VI b) { return _mm256_add_epi32(a, b); }
-static inline VI vi_set(int32_t n) { return _mm256_set1_epi32(n); }
 /* The integer products of this level, added to acc; of acc too, so that none can be left out. */
 #define INT8_EACH 32
 static inline VI vi_probe_int8(VI acc, VI x) {
@@ -130,66 +137,32 @@ static inline void v_transpose(V r[VN]) {
     }
 }
 
-/* ---- Q8_0: weights and activations as 16-bit integers, panel [k/2][HD_CPU_STRIP][2] ---- */
+/* ---- Repacked weights ---- */
 
-static inline void q_store(int16_t *q, int at, VI n) {
-    __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(n, n), 0x08);
-    _mm_storeu_si128((__m128i *)(void *)(q + at), _mm256_castsi256_si128(packed));
+/* A byte a lane. */
+static inline W w_bytes(const unsigned char *p) {
+    return (W)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
 }
-
-#define QPANEL_BLOCK_BYTES (2 * HD_CPU_QBLOCK * HD_CPU_STRIP)
-#define QPANEL_LANE_BYTES 4
-
-static inline void q_unpack_block(const unsigned char *const *row, size_t offset, char *panel,
-                                  int lane0) {
-    for (int o = 0; o < HD_CPU_LANES; o += 8) {
-        for (int half = 0; half < 2; half++) {
-            V r[8];
-            for (int i = 0; i < 8; i++) {
-                const unsigned char *p = row[o + i];
-                if (p == 0) {
-                    r[i] = _mm256_setzero_ps();
-                    continue;
-                }
-                p += offset + 2 + 16 * (size_t)half;
-                r[i] = _mm256_castsi256_ps(
-                    _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p)));
-            }
-            v_transpose(r);
-            for (int i = 0; i < 8; i++) {
-                char *to = panel + ((half * 8 + i) * HD_CPU_STRIP + lane0 + o) * 4;
-                _mm256_storeu_si256((__m256i *)(void *)to, _mm256_castps_si256(r[i]));
-            }
-        }
-    }
+static inline W w_lookup(const unsigned char table[16], W index) {
+    __m128i t = _mm_loadu_si128((const __m128i *)(const void *)table);
+    return (W)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(t), (__m256i)index);
 }
-
-#define QTILE_ROWS 3
-#define QTILE_LANES 16
-
-static inline __attribute__((always_inline)) void q_tile(const int16_t *const *x,
-                                                         const int32_t *sum, const char *panel,
-                                                         int n_row, V out[][QTILE_LANES / VN]) {
-    (void)sum;
-    __m256i acc[QTILE_ROWS][2];
-    _Pragma("GCC unroll 16") for (int r = 0; r < n_row; r++) acc[r][0] = acc[r][1] =
-        _mm256_setzero_si256();
-    for (int k = 0; k < HD_CPU_QBLOCK; k += 2, panel += 4 * HD_CPU_STRIP) {
-        __m256i w0 = _mm256_loadu_si256((const __m256i *)(const void *)panel);
-        __m256i w1 = _mm256_loadu_si256((const __m256i *)(const void *)(panel + 32));
-        _Pragma("GCC unroll 16") for (int r = 0; r < n_row; r++) {
-            int pair;
-            __builtin_memcpy(&pair, x[r] + k, sizeof pair);
-            __m256i xk = _mm256_set1_epi32(pair);
-            acc[r][0] = _mm256_add_epi32(acc[r][0], _mm256_madd_epi16(w0, xk));
-            acc[r][1] = _mm256_add_epi32(acc[r][1], _mm256_madd_epi16(w1, xk));
-        }
+/* acc + the dot products of four unsigned codes a lane with four signed bytes. Sums of two products
+ * are 16 bits wide on the way, enough for codes of up to 7 bits; the eighth bit goes by itself. */
+static inline VI v_dot(hd_cpu_layout l, VI acc, W code, const int8_t *x) {
+    int four;
+    __builtin_memcpy(&four, x, sizeof four);
+    __m256i w = (__m256i)code, x4 = _mm256_set1_epi32(four), one = _mm256_set1_epi16(1);
+    bool is_byte = l.low_bits == 8 || l.table == HD_CPU_TABLE_IQ4;
+    if (is_byte) {
+        __m256i top = _mm256_set1_epi8((char)0x80);
+        __m256i pairs = _mm256_maddubs_epi16(_mm256_and_si256(w, top), x4);
+        acc = _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, one));
+        w = _mm256_andnot_si256(top, w);
     }
-    _Pragma("GCC unroll 16") for (int r = 0; r < n_row; r++) {
-        out[r][0] = _mm256_cvtepi32_ps(acc[r][0]);
-        out[r][1] = _mm256_cvtepi32_ps(acc[r][1]);
-    }
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x4), one));
 }
+#define PACKED_ROWS 4
 
 #define TILE_ROWS 6
 #define TILE_PANELS 1
@@ -198,5 +171,6 @@ static inline __attribute__((always_inline)) void q_tile(const int16_t *const *x
 #define KERNELS_NAME "avx2"
 #define KERNELS_TITLE "AVX2 with FMA"
 #include "cpu/kernel_product.h"
+#include "cpu/kernel_repacked.h"
 #include "cpu/kernel_rows.h"
 #endif

@@ -1,6 +1,6 @@
-/* The AVX-512 level (F, BW, DQ, VL and VNNI): sixteen-lane fused multiply-add; Q8_0 through
- * vpdpbusd, whose unsigned side is the weight plus 128, put right by -128 * sum(activations).
- * Compiled with those instruction sets; run only after the processor was asked. */
+/* The AVX-512 level (F, BW, DQ, VL and VNNI): sixteen-lane fused multiply-add; dot products of
+ * integers by vpdpbusd. Compiled with those instruction sets; run only after the processor was
+ * asked. */
 #if defined(__x86_64__)
 #include "cpu/kernel.h"
 
@@ -9,6 +9,7 @@
 #define VN 16
 typedef __m512 V;
 typedef __m512i VI;
+typedef uint32_t W __attribute__((vector_size(64))); /* four bytes a lane */
 
 static inline V v_set(float x) { return _mm512_set1_ps(x); }
 static inline V v_load(const float *p) { return _mm512_loadu_ps(p); }
@@ -27,11 +28,17 @@ static inline VI v_int(V x) { return _mm512_cvtps_epi32(x); }
 static inline V v_pow2(VI n) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
 }
+static inline V v_float(VI n) { return _mm512_cvtepi32_ps(n); }
+static inline VI vi_set(int32_t n) { return _mm512_set1_epi32(n); }
+static inline VI vi_shift_up(VI n, unsigned by) { return _mm512_slli_epi32(n, by); }
+/* n / 256, rounded so that what is left is a signed byte. */
+static inline VI vi_upper(VI n) {
+    return _mm512_srai_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(128)), 8);
+}
 static inline VI vi_half(VI n) { return _mm512_srai_epi32(n, 1); }
 static inline VI vi_sub(VI a, VI b) { return _mm512_sub_epi32(a, b); }
 static inline VI vi_add(VI a, VI b) { return _mm512_add_epi32(a, b); }
 
-static inline VI vi_set(int32_t n) { return _mm512_set1_epi32(n); }
 /* 8-bit products added to acc, as q_tile has them; of acc too, so that none can be left out. */
 #define INT8_EACH 64
 static inline VI vi_probe_int8(VI acc, VI x) { return _mm512_dpbusd_epi32(acc, acc, x); }
@@ -136,91 +143,24 @@ static inline __attribute__((always_inline)) void v_transpose(V r[VN]) {
 #undef EACH
 }
 
-/* ---- Q8_0: 8-bit weights plus 128, panel [k/4][HD_CPU_STRIP][4] ---- */
+/* ---- Repacked weights ---- */
 
-/* n = 256 * upper + lower, the upper half rounded so that the lower one is signed too. */
-static inline void q_store(int16_t *q, int at, VI n) {
-    VI upper = _mm512_srai_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(128)), 8);
-    VI lower = _mm512_sub_epi32(n, _mm512_slli_epi32(upper, 8));
-    char *block = (char *)q;
-    _mm_storeu_si128((__m128i *)(void *)(block + at), _mm512_cvtepi32_epi8(upper));
-    _mm_storeu_si128((__m128i *)(void *)(block + 32 + at), _mm512_cvtepi32_epi8(lower));
+/* A byte a lane. */
+static inline W w_bytes(const unsigned char *p) {
+    return (W)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
-
-#define QPANEL_BLOCK_BYTES (HD_CPU_QBLOCK * HD_CPU_STRIP)
-#define QPANEL_LANE_BYTES 4
-
-/* 16 rows of 8 dwords to 8 vectors of 16: rows o and o+8 share a register. */
-static inline void q_unpack_block(const unsigned char *const *row, size_t offset, char *panel,
-                                  int lane0) {
-    __m512i r[8], t[8], u[8];
-    for (int i = 0; i < 8; i++) {
-        __m256i low = _mm256_setzero_si256(), high = low;
-        if (row[i] != 0)
-            low = _mm256_loadu_si256((const __m256i *)(const void *)(row[i] + offset + 2));
-        if (row[i + 8] != 0)
-            high = _mm256_loadu_si256((const __m256i *)(const void *)(row[i + 8] + offset + 2));
-        r[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-    }
-    for (int i = 0; i < 4; i++) {
-        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-    }
-    for (int i = 0; i < 2; i++) {
-        u[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        u[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        u[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        u[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-    /* u[j], parts: dword j of rows 0-3, dword j+4 of rows 0-3, the same of rows 8-11; u[j+4]: rows
-     * 4-7 and 12-15. */
-    const __m512i first = _mm512_set_epi64(13, 12, 5, 4, 9, 8, 1, 0);
-    const __m512i second = _mm512_set_epi64(15, 14, 7, 6, 11, 10, 3, 2);
-    const __m512i flip = _mm512_set1_epi8((char)0x80);
-    for (int j = 0; j < 4; j++) {
-        __m512i a = _mm512_permutex2var_epi64(u[j], first, u[j + 4]);
-        __m512i b = _mm512_permutex2var_epi64(u[j], second, u[j + 4]);
-        _mm512_storeu_si512(panel + (j * HD_CPU_STRIP + lane0) * 4, _mm512_xor_si512(a, flip));
-        _mm512_storeu_si512(panel + ((j + 4) * HD_CPU_STRIP + lane0) * 4,
-                            _mm512_xor_si512(b, flip));
-    }
+static inline W w_lookup(const unsigned char table[16], W index) {
+    __m128i t = _mm_loadu_si128((const __m128i *)(const void *)table);
+    return (W)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), (__m512i)index);
 }
-
-#define QTILE_ROWS 6
-#define QTILE_LANES 32
-
-/* The upper halves' dots first, shifted up, then the lower halves' on top: one accumulator each.
- * At most 255 * 32512 * 32 in magnitude, far from 2^31. */
-static inline __attribute__((always_inline)) void q_tile(const int16_t *const *x,
-                                                         const int32_t *sum, const char *panel,
-                                                         int n_row, V out[][QTILE_LANES / VN]) {
-    __m512i acc[QTILE_ROWS][2];
-    _Pragma("GCC unroll 16") for (int r = 0; r < n_row; r++) acc[r][0] = acc[r][1] =
-        _mm512_setzero_si512();
-    _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++) {
-        _Pragma("GCC unroll 8") for (int k = 0; k < HD_CPU_QBLOCK; k += 4) {
-            const char *w = panel + k * HD_CPU_STRIP;
-            __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
-            _Pragma("GCC unroll 16") for (int r = 0; r < n_row; r++) {
-                int four;
-                __builtin_memcpy(&four, (const char *)x[r] + 32 * half + k, sizeof four);
-                __m512i xk = _mm512_set1_epi32(four);
-                acc[r][0] = _mm512_dpbusd_epi32(acc[r][0], w0, xk);
-                acc[r][1] = _mm512_dpbusd_epi32(acc[r][1], w1, xk);
-            }
-        }
-        if (half == 1) break;
-        _Pragma("GCC unroll 16") for (int r = 0; r < n_row; r++) {
-            acc[r][0] = _mm512_slli_epi32(acc[r][0], 8);
-            acc[r][1] = _mm512_slli_epi32(acc[r][1], 8);
-        }
-    }
-    _Pragma("GCC unroll 16") for (int r = 0; r < n_row; r++) {
-        __m512i offset = _mm512_set1_epi32(sum[r]);
-        out[r][0] = _mm512_cvtepi32_ps(_mm512_add_epi32(acc[r][0], offset));
-        out[r][1] = _mm512_cvtepi32_ps(_mm512_add_epi32(acc[r][1], offset));
-    }
+/* acc + the dot products of four unsigned codes a lane with four signed bytes. */
+static inline VI v_dot(hd_cpu_layout l, VI acc, W code, const int8_t *x) {
+    (void)l;
+    int four;
+    __builtin_memcpy(&four, x, sizeof four);
+    return _mm512_dpbusd_epi32(acc, (__m512i)code, _mm512_set1_epi32(four));
 }
+#define PACKED_ROWS 16
 
 #define TILE_ROWS 6
 #define TILE_PANELS 4
@@ -229,5 +169,6 @@ static inline __attribute__((always_inline)) void q_tile(const int16_t *const *x
 #define KERNELS_NAME "avx512"
 #define KERNELS_TITLE "AVX-512 VNNI"
 #include "cpu/kernel_product.h"
+#include "cpu/kernel_repacked.h"
 #include "cpu/kernel_rows.h"
 #endif

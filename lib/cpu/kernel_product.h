@@ -1,9 +1,9 @@
 /* The kernels of one instruction-set level, written once over a handful of vector primitives.
  *
  * Included by kernel_scalar.c, kernel_avx2.c and kernel_avx512.c after they have defined V (VN
- * float lanes), VI, the v_* primitives, the Q8_0 block primitives (q_store, q_unpack_block,
- * q_tile) and the tile sizes that their register file can hold. Everything is static; the table at
- * the end is the only symbol. Sums over a row use 16 partial sums at every level, whatever VN is.
+ * float lanes), VI, the v_* primitives and the tile sizes that their register file can hold.
+ * Everything is static; the table at the end is the only symbol. Sums over a row use 16 partial
+ * sums at every level, whatever VN is.
  */
 
 #define VP (HD_CPU_LANES / VN) /* vectors a panel of 16 lanes */
@@ -72,16 +72,11 @@ ALWAYS V decode_lanes(enum hd_format f, const unsigned char *row, int k) {
     switch (f) {
     case HD_F32: return v_decode_f32(row + 4 * at);
     case HD_F16: return v_decode_f16(row + 2 * at);
-    case HD_BF16: return v_decode_bf16(row + 2 * at);
-    default: break;
+    default: return v_decode_bf16(row + 2 * at);
     }
-    const unsigned char *block = row + at / HD_CPU_QBLOCK * 34;
-    uint16_t d;
-    __builtin_memcpy(&d, block, sizeof d);
-    return v_set(half_to_float(d)) * v_decode_s8(block + 2 + at % HD_CPU_QBLOCK);
 }
 
-/* The last n < VN inputs of a row, zeros after them. Never Q8_0, whose rows are whole blocks. */
+/* The last n < VN inputs of a row, zeros after them. */
 ALWAYS V decode_tail(enum hd_format f, const unsigned char *row, int k, int n) {
     size_t width = f == HD_F32 ? 4 : 2;
     unsigned char part[VN * 4] = {0};
@@ -146,83 +141,6 @@ static void unpack(enum hd_format f, const void *const *row, int n_row, int k0, 
     switch (f) {
     case HD_F32: unpack_as(HD_F32, row, n_row, k0, n_k, panel, ld); break;
     case HD_F16: unpack_as(HD_F16, row, n_row, k0, n_k, panel, ld); break;
-    case HD_BF16: unpack_as(HD_BF16, row, n_row, k0, n_k, panel, ld); break;
-    default: unpack_as(HD_Q8_0, row, n_row, k0, n_k, panel, ld); break;
-    }
-}
-
-/* ---- Q8_0 with quantised activations ---- */
-
-static void unpack_q8(const void *const *row, int n_row, int block0, int n_block, void *panel,
-                      float *scale) {
-    for (int o = 0; o < n_row; o += HD_CPU_LANES) {
-        const unsigned char *lane[HD_CPU_LANES];
-        for (int i = 0; i < HD_CPU_LANES; i++) lane[i] = o + i < n_row ? row[o + i] : 0;
-        for (int b = 0; b < n_block; b++) {
-            size_t offset = (size_t)(block0 + b) * 34;
-            q_unpack_block(lane, offset, (char *)panel + (size_t)b * QPANEL_BLOCK_BYTES, o);
-            uint16_t d[HD_CPU_LANES] = {0};
-            for (int i = 0; i < HD_CPU_LANES; i++)
-                if (lane[i] != 0) __builtin_memcpy(&d[i], lane[i] + offset, sizeof d[i]);
-            float *s = scale + b * HD_CPU_STRIP + o;
-            for (int i = 0; i < HD_CPU_LANES; i += VN)
-                v_store(s + i, v_decode_f16((const unsigned char *)&d[i]));
-        }
-    }
-}
-
-ALWAYS void qtile(const hd_cpu_qproduct *p, int row0, int lane0, int n_row) {
-    enum { N_V = QTILE_LANES / VN };
-    V acc[QTILE_ROWS][N_V];
-    const int16_t *x[QTILE_ROWS];
-    const float *dx[QTILE_ROWS];
-    const int32_t *sum[QTILE_ROWS];
-    UNROLL for (int r = 0; r < n_row; r++) {
-        size_t row = (size_t)p->row[row0 + r], k = (size_t)p->x->n_k;
-        size_t block = row * (k / HD_CPU_QBLOCK) + (size_t)p->block0;
-        x[r] = p->x->q + row * k + (size_t)p->block0 * HD_CPU_QBLOCK;
-        dx[r] = p->x->d + block;
-        sum[r] = p->x->sum + block;
-        UNROLL for (int v = 0; v < N_V; v++) acc[r][v] =
-            p->is_sum ? v_load(p->c[row0 + r] + lane0 + v * VN) : v_set(0);
-    }
-    for (int b = 0; b < p->n_block; b++) {
-        const char *panel = (const char *)p->panel + (size_t)b * QPANEL_BLOCK_BYTES;
-        const float *dw = p->scale + b * HD_CPU_STRIP + lane0;
-        const int16_t *xb[QTILE_ROWS];
-        int32_t s[QTILE_ROWS];
-        V dot[QTILE_ROWS][N_V];
-        UNROLL for (int r = 0; r < n_row; r++) {
-            xb[r] = x[r] + b * HD_CPU_QBLOCK;
-            s[r] = sum[r][b];
-        }
-        q_tile(xb, s, panel + QPANEL_LANE_BYTES * lane0, n_row, dot);
-        UNROLL for (int r = 0; r < n_row; r++) {
-            V d = v_set(dx[r][b]);
-            UNROLL for (int v = 0; v < N_V; v++) acc[r][v] =
-                v_fma(dot[r][v], d * v_load(dw + v * VN), acc[r][v]);
-        }
-    }
-    UNROLL for (int r = 0; r < n_row; r++) {
-        UNROLL for (int v = 0; v < N_V; v++) v_store(p->c[row0 + r] + lane0 + v * VN, acc[r][v]);
-    }
-}
-
-static void product_q8(const hd_cpu_qproduct *p) {
-    for (int lane = 0; lane < p->n_lane; lane += QTILE_LANES) {
-        int r = 0;
-        for (; r + QTILE_ROWS <= p->n_row; r += QTILE_ROWS) qtile(p, r, lane, QTILE_ROWS);
-        switch (p->n_row - r) {
-#if QTILE_ROWS > 3
-        case 5: qtile(p, r, lane, 5); break;
-        case 4: qtile(p, r, lane, 4); break;
-        case 3: qtile(p, r, lane, 3); break;
-#endif
-#if QTILE_ROWS > 2
-        case 2: qtile(p, r, lane, 2); break;
-#endif
-        case 1: qtile(p, r, lane, 1); break;
-        default: break;
-        }
+    default: unpack_as(HD_BF16, row, n_row, k0, n_k, panel, ld); break;
     }
 }

@@ -5,26 +5,49 @@
 
 /* ---- Quantising ---- */
 
-static void quantise(const float *x, int n, const hd_cpu_qrows *q, int r) {
-    size_t k = (size_t)q->n_k, n_block = k / HD_CPU_QBLOCK;
-    int16_t *out = q->q + (size_t)r * k;
-    for (int b = 0; b < n / HD_CPU_QBLOCK; b++, x += HD_CPU_QBLOCK, out += HD_CPU_QBLOCK) {
-        float amax = largest_bits(x, HD_CPU_QBLOCK);
-        /* A denormal maximum would make the inverse infinite: such a block is zero. */
-        bool is_zero = amax < 1e-32f;
-        float d = is_zero ? 0.0f : amax / 32512.0f, inverse = is_zero ? 0.0f : 32512.0f / amax;
-        VI sum = v_int(v_set(0));
-        UNROLL for (int i = 0; i < HD_CPU_QBLOCK; i += VN) {
-            VI whole = v_int(v_load(x + i) * v_set(inverse));
-            sum = vi_add(sum, whole);
-            q_store(out, i, whole);
+/* -128 times the sum of 16, as 32-bit numbers. */
+ALWAYS int32_t minus_sum(const VI *n) {
+    VI sum = n[0];
+    UNROLL for (int v = 1; v < VP; v++) sum = vi_add(sum, n[v]);
+    int32_t part[VN], total = 0;
+    __builtin_memcpy(part, &sum, sizeof part);
+    for (int i = 0; i < VN; i++) total = (int32_t)((uint32_t)total + (uint32_t)part[i]);
+    return (int32_t)((uint32_t)total * (uint32_t)-128);
+}
+
+ALWAYS float sum_of(const int32_t minus[2]) {
+    return -0x1p-7f * (float)(int32_t)((uint32_t)minus[0] + (uint32_t)minus[1]);
+}
+
+ALWAYS void quantise_block(const float *x, bool is_wide, hd_cpu_xblock *b) {
+    float amax = largest_bits(x, HD_CPU_SUB);
+    /* A denormal maximum would make the inverse infinite: such a block is zero. */
+    bool is_zero = amax < 1e-32f;
+    float inverse = is_zero ? 0.0f : 32512.0f / amax;
+    b->d = is_zero ? 0.0f : amax / 127.0f;
+    for (int half = 0; half < 2; half++, x += HD_CPU_LANES) {
+        VI n[VP], upper[VP];
+        UNROLL for (int v = 0; v < VP; v++) {
+            n[v] = v_int(v_load(x + v * VN) * v_set(inverse));
+            upper[v] = vi_upper(n[v]);
+            v_store_s8((unsigned char *)b->q + half * HD_CPU_LANES + v * VN, upper[v]);
         }
-        int32_t part[VN], total = 0;
-        __builtin_memcpy(part, &sum, sizeof part);
-        for (int i = 0; i < VN; i++) total = (int32_t)((uint32_t)total + (uint32_t)part[i]);
-        q->d[(size_t)r * n_block + (size_t)b] = d;
-        q->sum[(size_t)r * n_block + (size_t)b] = (int32_t)(-128 * (int64_t)total);
+        b->minus[half] = minus_sum(upper);
+        if (!is_wide) continue;
+        UNROLL for (int v = 0; v < VP; v++)
+            v_store_s8((unsigned char *)b->wide.lower + half * HD_CPU_LANES + v * VN,
+                       vi_sub(n[v], vi_shift_up(upper[v], 8)));
+        b->wide.minus[half] = minus_sum(n);
     }
+    b->sum = b->d * sum_of(b->minus);
+    if (!is_wide) return;
+    b->wide.d = b->d * 0x1p-8f;
+    b->wide.sum = b->wide.d * sum_of(b->wide.minus);
+}
+
+static void quantise(const float *x, int n, bool is_wide, unsigned char *row) {
+    for (int i = 0; i < n; i += HD_CPU_SUB, row += hd_cpu_xblock_bytes(is_wide))
+        quantise_block(x + i, is_wide, (hd_cpu_xblock *)(void *)row);
 }
 
 /* ---- Element-wise ---- */
@@ -124,8 +147,7 @@ static void decode(enum hd_format f, const void *src, float *dst, int n) {
     switch (f) {
     case HD_F32: decode_as(HD_F32, src, dst, n); break;
     case HD_F16: decode_as(HD_F16, src, dst, n); break;
-    case HD_BF16: decode_as(HD_BF16, src, dst, n); break;
-    default: decode_as(HD_Q8_0, src, dst, n); break;
+    default: decode_as(HD_BF16, src, dst, n); break;
     }
 }
 
@@ -190,9 +212,9 @@ const hd_cpu_kernels KERNELS = {
     .name = KERNELS_NAME,
     .title = KERNELS_TITLE,
     .unpack = unpack,
-    .unpack_q8 = unpack_q8,
     .product = product,
-    .product_q8 = product_q8,
+    .packed_product = packed_product,
+    .packed_unpack = packed_unpack,
     .quantise = quantise,
     .norm = norm,
     .swiglu = swiglu,

@@ -5,6 +5,7 @@
 #define VN 4
 typedef float V __attribute__((vector_size(16)));
 typedef int32_t VI __attribute__((vector_size(16)));
+typedef uint32_t W __attribute__((vector_size(16))); /* four bytes a lane */
 typedef float VU __attribute__((vector_size(16), aligned(4), may_alias));
 
 static inline V v_set(float x) { return (V){x, x, x, x}; }
@@ -43,13 +44,16 @@ static inline V v_pow2(VI n) {
     return (V)((n + bias) << 23);
 }
 static inline VI vi_half(VI n) { return n >> 1; }
-static inline VI vi_sub(VI a, VI b) { return a - b; }
-typedef uint32_t VW __attribute__((vector_size(16)));
-static inline VI vi_add(VI a, VI b) { return (VI)((VW)a + (VW)b); } /* wraps */
+static inline VI vi_sub(VI a, VI b) { return (VI)((W)a - (W)b); } /* wraps, as the next */
+static inline VI vi_add(VI a, VI b) { return (VI)((W)a + (W)b); }
+static inline V v_float(VI n) { return __builtin_convertvector(n, V); }
 static inline VI vi_set(int32_t n) { return (VI){n, n, n, n}; }
+static inline VI vi_shift_up(VI n, int by) { return (VI)((W)n << by); }
+/* n / 256, rounded so that what is left is a signed byte. */
+static inline VI vi_upper(VI n) { return vi_add(n, vi_set(128)) >> 8; }
 /* The integer products of this level, added to acc; of acc too, so that none can be left out. */
 #define INT8_EACH 4
-static inline VI vi_probe_int8(VI acc, VI x) { return (VI)((VW)acc + (VW)acc * (VW)x); }
+static inline VI vi_probe_int8(VI acc, VI x) { return (VI)((W)acc + (W)acc * (W)x); }
 
 static inline float half_to_float(uint16_t h) { return hd_f16_to_f32(h); }
 static inline V v_decode_f32(const unsigned char *p) {
@@ -73,7 +77,7 @@ static inline float v_sum_16(const V v[4]) {
 }
 
 /* The first and the second of the two BF16 values in each element. */
-static inline V v_low_bf16(V x) { return (V)((VW)x << 16); }
+static inline V v_low_bf16(V x) { return (V)((W)x << 16); }
 static inline V v_high_bf16(V x) { return (V)((VI)x & (VI){-65536, -65536, -65536, -65536}); }
 static inline V v_decode_s8(const unsigned char *p) {
     int8_t q[VN];
@@ -118,42 +122,24 @@ static inline void v_transpose(V r[VN]) {
     for (int i = 0; i < VN; i++) r[i] = t[i];
 }
 
-/* ---- Q8_0: weights and activations as 16-bit integers ---- */
+/* ---- Repacked weights ---- */
 
-static inline void q_store(int16_t *q, int at, VI n) {
-    for (int i = 0; i < VN; i++) q[at + i] = (int16_t)n[i];
+/* A byte a lane. */
+static inline W w_bytes(const unsigned char *p) { return (W){p[0], p[1], p[2], p[3]}; }
+static inline W w_lookup(const unsigned char table[16], W index) {
+    W out = {0};
+    for (int i = 0; i < VN; i++)
+        for (int shift = 0; shift < 32; shift += 8)
+            out[i] |= (uint32_t)table[index[i] >> shift & 15] << shift;
+    return out;
 }
-
-/* panel [k][HD_CPU_STRIP] int16 */
-#define QPANEL_BLOCK_BYTES (2 * HD_CPU_QBLOCK * HD_CPU_STRIP)
-#define QPANEL_LANE_BYTES 2
-
-static void q_unpack_block(const unsigned char *const *row, size_t offset, char *panel, int lane0) {
-    for (int o = 0; o < HD_CPU_LANES; o++) {
-        int16_t *to = (int16_t *)(void *)panel + lane0 + o;
-        for (int k = 0; k < HD_CPU_QBLOCK; k++)
-            to[k * HD_CPU_STRIP] =
-                row[o] == 0 ? 0 : (int16_t)(signed char)row[o][offset + 2 + (size_t)k];
-    }
+/* acc + the dot products of four unsigned codes a lane with four signed bytes. */
+static inline VI v_dot(hd_cpu_layout l, VI acc, W code, const int8_t *x) {
+    (void)l;
+    for (int i = 0; i < 4; i++) acc += (VI)(code >> (8 * i) & 255) * (int32_t)x[i];
+    return acc;
 }
-
-#define QTILE_ROWS 2
-#define QTILE_LANES 16
-
-static inline __attribute__((always_inline)) void q_tile(const int16_t *const *x,
-                                                         const int32_t *sum, const char *panel,
-                                                         int n_row, V out[][QTILE_LANES / VN]) {
-    (void)sum;
-    for (int r = 0; r < n_row; r++) {
-        int32_t acc[QTILE_LANES] = {0};
-        const int16_t *w = (const int16_t *)(const void *)panel;
-        for (int k = 0; k < HD_CPU_QBLOCK; k++, w += HD_CPU_STRIP) {
-            int32_t xk = x[r][k];
-            for (int o = 0; o < QTILE_LANES; o++) acc[o] += xk * w[o];
-        }
-        for (int o = 0; o < QTILE_LANES; o++) out[r][o / VN][o % VN] = (float)acc[o];
-    }
-}
+#define PACKED_ROWS 1
 
 #define TILE_ROWS 2
 #define TILE_PANELS 1
@@ -162,4 +148,5 @@ static inline __attribute__((always_inline)) void q_tile(const int16_t *const *x
 #define KERNELS_NAME "scalar"
 #define KERNELS_TITLE "portable C"
 #include "cpu/kernel_product.h"
+#include "cpu/kernel_repacked.h"
 #include "cpu/kernel_rows.h"

@@ -118,7 +118,6 @@ void hd_cpu_route(void *ctx, const struct hd_op_route *args) {
                                        .n = args->d_model,
                                        .out = args->normed});
     hd_cpu_mul m = {.w = args->router,
-                    .is_float = true,
                     .n_row = args->n_row,
                     .x = args->normed,
                     .ldx = d,
@@ -154,8 +153,6 @@ static int sort_rows(hd_cpu *c, const struct hd_op_moe *a) {
     return first[n_expert];
 }
 
-static bool is_q8(const hd_weight *w) { return w != NULL && w->format == HD_Q8_0; }
-
 void hd_cpu_moe(void *ctx, const struct hd_op_moe *args) {
     hd_cpu *c = ctx;
     const struct hd_op_moe *a = args;
@@ -166,9 +163,14 @@ void hd_cpu_moe(void *ctx, const struct hd_op_moe *args) {
     HD_ASSERT(n_expert <= c->limits.n_expert);
     int n_pick = sort_rows(c, a);
 
-    hd_cpu_qrows xq = {0};
-    if (is_q8(a->gate) || is_q8(a->up) || is_q8(a->shared_gate) || is_q8(a->shared_up))
-        xq = hd_cpu_quantise(c, 0, a->normed, d, a->n_row, a->d_model);
+    enum hd_cpu_input routed = hd_cpu_input_of_both(a->gate, a->up),
+                      shared = hd_cpu_input_of_both(a->shared_gate, a->shared_up);
+    hd_cpu_qrows xq =
+        hd_cpu_quantise(c, &(hd_cpu_quantising){.input = routed > shared ? routed : shared,
+                                                .x = a->normed,
+                                                .ldx = d,
+                                                .n_row = a->n_row,
+                                                .n_k = a->d_model});
     float *h = c->a, *hs = c->a + (size_t)n_pick * f;
     hd_cpu_mul in = {.x = a->normed, .ldx = d, .xq = xq};
     for (int e = 0; e < n_expert; e++) {
@@ -188,9 +190,18 @@ void hd_cpu_moe(void *ctx, const struct hd_op_moe *args) {
     }
     hd_cpu_mul_run(c, c->mul, n_mul);
 
-    hd_cpu_qrows hq = {0}, hsq = {0};
-    if (is_q8(a->down)) hq = hd_cpu_quantise(c, 1, h, f, n_pick, (int)f);
-    if (fs > 0 && is_q8(a->shared_down)) hsq = hd_cpu_quantise(c, 0, hs, fs, a->n_row, (int)fs);
+    hd_cpu_qrows hq = hd_cpu_quantise(c, &(hd_cpu_quantising){.input = hd_cpu_input_of(a->down),
+                                                              .slot = 1,
+                                                              .x = h,
+                                                              .ldx = f,
+                                                              .n_row = n_pick,
+                                                              .n_k = (int)f});
+    hd_cpu_qrows hsq =
+        hd_cpu_quantise(c, &(hd_cpu_quantising){.input = hd_cpu_input_of(a->shared_down),
+                                                .x = hs,
+                                                .ldx = fs,
+                                                .n_row = a->n_row,
+                                                .n_k = (int)fs});
     n_mul = 0;
     if (a->is_partial) memset(a->x, 0, (size_t)a->n_row * d * sizeof *a->x);
     for (int e = 0; e < n_expert; e++) {

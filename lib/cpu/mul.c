@@ -1,14 +1,19 @@
-/* Products of weights with rows of activations, split over threads by strips of outputs.
+/* Products of weights with rows of activations, split over threads by ranges of outputs and blocks
+ * of rows, of about equal cost.
  *
- * A strip's weights are unpacked block by block along the inputs and each block is used for up to
- * 256 rows. How wide a strip is depends on how many threads there are to feed; no element's sum
- * does (kernel.h). */
+ * Repacked weights are read strip by strip, each for a block of rows. Of weights that are read as
+ * they lie up to 64 outputs are unpacked block by block along the inputs. How outputs and rows are
+ * split depends on how many there are and on the threads to feed; no element's sum does
+ * (kernel.h). */
 #include "cpu/cpu.h"
 
 #include <string.h>
 
 /* Below this many multiply-adds a product runs on the calling thread: waking others costs more. */
 #define SERIAL_WORK 32768
+
+/* Tasks a thread, so that those who finish early have something left to take. */
+#define TASKS_EACH 8
 
 /* How far ahead weights are asked for, in steps of inputs: with 64 rows of BF16, 32 KiB. On a
  * shared machine whose memory was slow, the median speed of one-token steps doubled; with weights
@@ -29,11 +34,13 @@ static float *output_row(const part *p, int r) {
 
 /* Products write whole tiles of 32 outputs: straight into y when that is all there is to do. */
 static bool is_direct(const part *p) {
-    return p->m->up == NULL && p->m->into == HD_CPU_STORE && p->n_o % (2 * HD_CPU_LANES) == 0;
+    return p->m->w->prepared == NULL && p->m->up == NULL && p->m->into == HD_CPU_STORE &&
+           p->n_o % (2 * HD_CPU_LANES) == 0;
 }
 
-/* Asks for inputs k0 .. k0+n_k of n_o rows that lie one after another. Unpacking reads 16 rows side
- * by side, which the processor's own prefetcher does not follow. */
+/* Of weights that are read where they lie: asks for inputs k0 .. k0+n_k of n_o rows that lie one
+ * after another. Unpacking reads 16 rows side by side, which the processor's own prefetcher does
+ * not follow. */
 static void prefetch(const hd_weight *w, const char *first, int n_o, int k0, int n_k) {
     size_t row_bytes = hd_format_bytes(w->format, (size_t)w->n_in);
     size_t from = hd_format_bytes(w->format, (size_t)k0),
@@ -45,19 +52,37 @@ static void prefetch(const hd_weight *w, const char *first, int n_o, int k0, int
     }
 }
 
-static void product_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const hd_weight *w,
-                         float *into) {
+/* Of a repacked weight: a strip's bytes come from memory for the first rows, and from a cache for
+ * the others. */
+static void packed_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const hd_weight *w,
+                        float *into) {
     const hd_cpu_mul *m = p->m;
-    bool is_int = w->format == HD_Q8_0 && !m->is_float;
+    size_t strip_bytes = hd_cpu_strip_bytes(w->format, w->n_in);
+    const unsigned char *strip =
+        hd_cpu_strips(w, m->mat) + (size_t)(p->o0 / HD_CPU_STRIP_OUT) * strip_bytes;
+    for (int r = 0; r < p->n_row; r++)
+        t->xq[r] = hd_cpu_qrow(&m->xq, m->x_row != NULL ? m->x_row[p->row0 + r] : p->row0 + r);
+    for (int o = 0; o < p->n_o; o += HD_CPU_STRIP_OUT, strip += strip_bytes)
+        c->k->packed_product(
+            &(hd_cpu_packed_product){.format = w->format,
+                                     .is_wide = m->is_exact || hd_cpu_input_of(w) == HD_CPU_WIDE,
+                                     .n_row = p->n_row,
+                                     .n_in = w->n_in,
+                                     .strip = strip,
+                                     .x = t->xq,
+                                     .x_step = hd_cpu_xblock_bytes(m->xq.is_wide),
+                                     .c = into + o});
+}
+
+static void float_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const hd_weight *w,
+                       float *into) {
+    const hd_cpu_mul *m = p->m;
     size_t row_bytes = hd_format_bytes(w->format, (size_t)w->n_in);
     const char *first = (const char *)w->mat[m->mat] + (size_t)p->o0 * row_bytes;
     for (int i = 0; i < p->n_o; i++) t->w[i] = first + (size_t)i * row_bytes;
     for (int r = 0; r < p->n_row; r++) {
         int row = m->x_row != NULL ? m->x_row[p->row0 + r] : p->row0 + r;
-        if (is_int)
-            t->q_row[r] = row;
-        else
-            t->a[r] = m->x + (size_t)row * m->ldx;
+        t->a[r] = m->x + (size_t)row * m->ldx;
         t->c_row[r] = is_direct(p) ? output_row(p, r) : into + (size_t)r * HD_CPU_STRIP;
     }
     int step = hd_cpu_is_native(w->format) ? HD_CPU_KBLOCK : HD_CPU_KDECODE;
@@ -65,42 +90,33 @@ static void product_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, cons
     for (int k0 = 0; k0 < w->n_in; k0 += step) {
         int n_k = hd_cpu_least(w->n_in - k0, step), ahead = k0 + PREFETCH_STEPS * step;
         if (ahead < w->n_in) prefetch(w, first, p->n_o, ahead, hd_cpu_least(w->n_in - ahead, step));
-        if (is_int) {
-            int block0 = k0 / HD_CPU_QBLOCK, n_block = n_k / HD_CPU_QBLOCK;
-            c->k->unpack_q8(t->w, p->n_o, block0, n_block, t->panel, t->q_scale);
-            c->k->product_q8(&(hd_cpu_qproduct){.n_row = p->n_row,
-                                                .n_block = n_block,
-                                                .n_lane = (int)hd_cpu_pad(p->n_o),
-                                                .x = &m->xq,
-                                                .row = t->q_row,
-                                                .block0 = block0,
-                                                .panel = t->panel,
-                                                .scale = t->q_scale,
-                                                .c = t->c_row,
-                                                .is_sum = k0 > 0});
-        } else {
-            hd_cpu_unpack(c, t,
-                          &(hd_cpu_unpacking){.format = w->format,
-                                              .row = t->w,
-                                              .n_row = p->n_o,
-                                              .k0 = k0,
-                                              .n_k = n_k,
-                                              .panel = t->panel,
-                                              .ld = HD_CPU_STRIP});
-            c->k->product(&(hd_cpu_product){.n_row = p->n_row,
-                                            .n_k = n_k,
-                                            .n_lane = (int)hd_cpu_pad(p->n_o),
-                                            .a = t->a,
-                                            .a_off = (size_t)k0,
-                                            .a_step = 1,
-                                            .b = t->panel,
-                                            .ldb = HD_CPU_STRIP,
-                                            .c = t->c_row,
-                                            .is_sum = k0 > 0});
-        }
+        hd_cpu_unpack(c, t,
+                      &(hd_cpu_unpacking){.format = w->format,
+                                          .row = t->w,
+                                          .n_row = p->n_o,
+                                          .k0 = k0,
+                                          .n_k = n_k,
+                                          .panel = t->panel,
+                                          .ld = HD_CPU_STRIP});
+        c->k->product(&(hd_cpu_product){.n_row = p->n_row,
+                                        .n_k = n_k,
+                                        .n_lane = (int)hd_cpu_pad(p->n_o),
+                                        .a = t->a,
+                                        .a_off = (size_t)k0,
+                                        .a_step = 1,
+                                        .b = t->panel,
+                                        .ldb = HD_CPU_STRIP,
+                                        .c = t->c_row,
+                                        .is_sum = k0 > 0});
     }
 }
 
+static void product_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const hd_weight *w,
+                         float *into) {
+    (w->prepared != NULL ? packed_part : float_part)(c, t, p, w, into);
+}
+
+/* At most HD_CPU_STRIP outputs. */
 static void run_part(hd_cpu *c, int thread, const part *p) {
     hd_cpu_scratch *t = &c->thread[thread];
     const hd_cpu_mul *m = p->m;
@@ -119,42 +135,49 @@ static void run_part(hd_cpu *c, int thread, const part *p) {
     }
 }
 
+static void run_outputs(hd_cpu *c, int thread, part p, int n_o) {
+    for (int end = p.o0 + n_o; p.o0 < end; p.o0 += HD_CPU_STRIP) {
+        p.n_o = hd_cpu_least(end - p.o0, HD_CPU_STRIP);
+        run_part(c, thread, &p);
+    }
+}
+
 typedef struct job {
     hd_cpu *c;
     const hd_cpu_mul *mul;
-    int n_mul, strip;
+    int n_mul, n_each; /* n_each: outputs a task, of products in order */
 } job;
 
 static int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-/* Rows that one task takes: as many as keep their inputs in the level-2 cache (1 MiB) while one
- * strip of weights after another passes. */
+/* Rows that one task takes: as many as keep their inputs in half of the level-2 cache (1 MiB) while
+ * one strip of weights after another passes. */
 static int rows_each(const hd_cpu_mul *m) {
-    int n = (1 << 18) / m->w->n_in;
-    return n < 32 ? 32 : hd_cpu_least(n, HD_CPU_ROWS);
+    size_t row = m->w->prepared != NULL ? m->xq.row_bytes : sizeof(float) * (size_t)m->w->n_in;
+    int most = (int)((size_t)(1 << 19) / row) / 16 * 16;
+    most = most < 32 ? 32 : hd_cpu_least(most, HD_CPU_ROWS);
+    return hd_cpu_least(most, ceil_div(ceil_div(m->n_row, ceil_div(m->n_row, most)), 16) * 16);
 }
 
-static int tasks_of(const hd_cpu_mul *m, int strip) {
-    return ceil_div(m->w->n_out, strip) * ceil_div(m->n_row, rows_each(m));
+static int tasks_of(const hd_cpu_mul *m) {
+    return ceil_div(m->w->n_out, m->n_each) * ceil_div(m->n_row, rows_each(m));
 }
 
 static void run_task(void *ctx, int task, int thread) {
     const job *j = ctx;
     const hd_cpu_mul *m = j->mul;
-    for (int n = tasks_of(m, j->strip); task >= n; n = tasks_of(m, j->strip)) {
+    for (int n = tasks_of(m); task >= n; n = tasks_of(m)) {
         task -= n;
         m++;
     }
-    int n_strip = ceil_div(m->w->n_out, j->strip);
-    part p = {.m = m, .o0 = task % n_strip * j->strip, .row0 = task / n_strip * rows_each(m)};
-    p.n_o = hd_cpu_least(m->w->n_out - p.o0, j->strip);
+    int n_range = ceil_div(m->w->n_out, m->n_each);
+    part p = {.m = m, .o0 = task % n_range * m->n_each, .row0 = task / n_range * rows_each(m)};
     p.n_row = hd_cpu_least(m->n_row - p.row0, rows_each(m));
-    run_part(j->c, thread, &p);
+    run_outputs(j->c, thread, p, hd_cpu_least(m->w->n_out - p.o0, m->n_each));
 }
 
 static void check(const hd_cpu_mul *m) {
-    HD_DASSERT(m->w->format != HD_Q8_0 || m->w->n_in % HD_CPU_QBLOCK == 0);
-    HD_DASSERT(m->is_float || m->w->format != HD_Q8_0 || m->xq.n_k == m->w->n_in);
+    HD_DASSERT(m->w->prepared == NULL || m->xq.n_k == m->w->n_in);
     HD_DASSERT(m->up == NULL || (m->up->n_in == m->w->n_in && m->up->n_out == m->w->n_out));
     (void)m;
 }
@@ -170,20 +193,33 @@ static void tell_observer(const hd_cpu *c, const hd_cpu_mul *mul, int n) {
     }
 }
 
-void hd_cpu_mul_run(hd_cpu *c, const hd_cpu_mul *mul, int n) {
+/* What a lane of outputs costs: reading and unpacking it once, as much as some rows' arithmetic,
+ * and the rows. */
+static double lane_cost(const hd_cpu_mul *m, int n_row) {
+    double n_weight = m->up != NULL ? 2 : 1;
+    return n_weight * m->w->n_in * HD_CPU_LANES * (n_row + 5);
+}
+
+/* Outputs a task, so that tasks of all products cost about the same; a multiple of 16. */
+static int outputs_each(const hd_cpu_mul *m, double cost) {
+    double n = cost / lane_cost(m, rows_each(m));
+    int n_lane = (int)hd_cpu_pad(m->w->n_out) / HD_CPU_LANES;
+    return HD_CPU_LANES * (n < 1 ? 1 : n > n_lane ? n_lane : (int)n);
+}
+
+void hd_cpu_mul_run(hd_cpu *c, hd_cpu_mul *mul, int n) {
     tell_observer(c, mul, n);
-    job j = {.c = c, .mul = mul, .n_mul = n, .strip = HD_CPU_STRIP};
-    double work = 0;
+    job j = {.c = c, .mul = mul, .n_mul = n};
+    double work = 0, cost = 0;
     for (int i = 0; i < n; i++) {
         check(&mul[i]);
         work += (double)mul[i].n_row * mul[i].w->n_in * mul[i].w->n_out;
+        cost += lane_cost(&mul[i], mul[i].n_row) * mul[i].w->n_out / HD_CPU_LANES;
     }
     int n_task = 0;
-    for (;;) {
-        n_task = 0;
-        for (int i = 0; i < n; i++) n_task += tasks_of(&mul[i], j.strip);
-        if (j.strip == HD_CPU_LANES || n_task >= 4 * c->n_thread || c->n_thread == 1) break;
-        j.strip /= 2;
+    for (int i = 0; i < n; i++) {
+        mul[i].n_each = outputs_each(&mul[i], cost / (TASKS_EACH * c->n_thread));
+        n_task += tasks_of(&mul[i]);
     }
     if (work < SERIAL_WORK)
         for (int i = 0; i < n_task; i++) run_task(&j, i, 0);
@@ -191,28 +227,26 @@ void hd_cpu_mul_run(hd_cpu *c, const hd_cpu_mul *mul, int n) {
         hd_pool_run(c->pool, n_task, run_task, &j);
 }
 
-static void run_strip_in_order(void *ctx, int task, int thread) {
+static void run_range_in_order(void *ctx, int task, int thread) {
     const job *j = ctx;
     for (int i = 0; i < j->n_mul; i++) {
         const hd_cpu_mul *m = &j->mul[i];
-        part p = {.m = m, .o0 = task * j->strip};
-        p.n_o = hd_cpu_least(m->w->n_out - p.o0, j->strip);
+        part p = {.m = m, .o0 = task * j->n_each};
         for (; p.row0 < m->n_row; p.row0 += rows_each(m)) {
             p.n_row = hd_cpu_least(m->n_row - p.row0, rows_each(m));
-            run_part(j->c, thread, &p);
+            run_outputs(j->c, thread, p, hd_cpu_least(m->w->n_out - p.o0, j->n_each));
         }
     }
 }
 
-void hd_cpu_mul_run_in_order(hd_cpu *c, const hd_cpu_mul *mul, int n) {
+void hd_cpu_mul_run_in_order(hd_cpu *c, hd_cpu_mul *mul, int n) {
     if (n == 0) return;
     tell_observer(c, mul, n);
-    job j = {.c = c, .mul = mul, .n_mul = n, .strip = HD_CPU_STRIP};
     for (int i = 0; i < n; i++) check(&mul[i]);
-    int n_out = mul[0].w->n_out;
-    if (c->n_thread > 1)
-        while (j.strip > HD_CPU_LANES && ceil_div(n_out, j.strip) < 4 * c->n_thread) j.strip /= 2;
-    hd_pool_run(c->pool, ceil_div(n_out, j.strip), run_strip_in_order, &j);
+    int n_out = mul[0].w->n_out, n_task = c->n_thread > 1 ? TASKS_EACH * c->n_thread : 1;
+    job j = {.c = c, .mul = mul, .n_mul = n};
+    j.n_each = (int)hd_cpu_pad(ceil_div(n_out, n_task));
+    hd_pool_run(c->pool, ceil_div(n_out, j.n_each), run_range_in_order, &j);
 }
 
 /* ---- Rows ---- */
@@ -239,27 +273,29 @@ void hd_cpu_rows(hd_cpu *c, int n_row, int work, void (*fn)(void *ctx, int row, 
 
 typedef struct quantise_job {
     const hd_cpu *c;
-    const float *x;
-    size_t ldx;
+    const hd_cpu_quantising *a;
     hd_cpu_qrows q;
 } quantise_job;
 
 static void quantise_row(void *ctx, int row, int thread) {
     (void)thread;
     const quantise_job *j = ctx;
-    j->c->k->quantise(j->x + (size_t)row * j->ldx, j->q.n_k, &j->q, row);
+    j->c->k->quantise(j->a->x + (size_t)row * j->a->ldx, j->q.n_k, j->q.is_wide,
+                      hd_cpu_qrow(&j->q, row));
 }
 
-static hd_cpu_qrows qrows(const hd_cpu *c, int slot, int n_row, int n_k) {
-    HD_ASSERT(n_k % HD_CPU_QBLOCK == 0 && (size_t)n_row * (size_t)n_k <= c->q_room[slot]);
-    hd_cpu_qrows q = c->q[slot];
-    q.n_k = n_k;
+hd_cpu_qrows hd_cpu_qrows_of(const hd_cpu *c, enum hd_cpu_input input, int slot, int n_row,
+                             int n_k) {
+    if (input == HD_CPU_FLOAT) return (hd_cpu_qrows){0};
+    HD_ASSERT(n_k % HD_CPU_SUB == 0 && (size_t)n_row * (size_t)n_k <= c->q_room[slot]);
+    hd_cpu_qrows q = {.n_k = n_k, .is_wide = input == HD_CPU_WIDE, .row0 = c->q[slot]};
+    q.row_bytes = (size_t)(n_k / HD_CPU_SUB) * hd_cpu_xblock_bytes(q.is_wide);
     return q;
 }
 
-hd_cpu_qrows hd_cpu_quantise(hd_cpu *c, int slot, const float *x, size_t ldx, int n_row, int n_k) {
-    quantise_job j = {.c = c, .x = x, .ldx = ldx, .q = qrows(c, slot, n_row, n_k)};
-    hd_cpu_rows(c, n_row, n_k, quantise_row, &j);
+hd_cpu_qrows hd_cpu_quantise(hd_cpu *c, const hd_cpu_quantising *a) {
+    quantise_job j = {.c = c, .a = a, .q = hd_cpu_qrows_of(c, a->input, a->slot, a->n_row, a->n_k)};
+    if (a->input != HD_CPU_FLOAT) hd_cpu_rows(c, a->n_row, a->n_k, quantise_row, &j);
     return j.q;
 }
 
@@ -276,12 +312,12 @@ static void norm_row(void *ctx, int row, int thread) {
     size_t from = (size_t)(a->ix != NULL ? a->ix[row] : row);
     float *out = a->out + (size_t)row * (size_t)a->n;
     j->c->k->norm(a->x + from * a->ldx, a->w, a->eps, a->n, out);
-    if (a->is_quantised) j->c->k->quantise(out, a->n, &j->q, row);
+    if (a->input != HD_CPU_FLOAT)
+        j->c->k->quantise(out, a->n, j->q.is_wide, hd_cpu_qrow(&j->q, row));
 }
 
 hd_cpu_qrows hd_cpu_norm(hd_cpu *c, const hd_cpu_norm_rows *a) {
-    norm_job j = {.c = c, .a = a};
-    if (a->is_quantised) j.q = qrows(c, 0, a->n_row, a->n);
+    norm_job j = {.c = c, .a = a, .q = hd_cpu_qrows_of(c, a->input, 0, a->n_row, a->n)};
     hd_cpu_rows(c, a->n_row, a->n, norm_row, &j);
     return j.q;
 }

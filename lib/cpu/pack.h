@@ -74,6 +74,11 @@ static inline size_t hd_cpu_head_bytes(enum hd_cpu_head h, int n) {
     return 0;
 }
 
+/* Whether each 16 inputs have a scale of their own. */
+static inline bool hd_cpu_has_halves(enum hd_cpu_head h) {
+    return h == HD_CPU_HEAD_K6 || h == HD_CPU_HEAD_K3 || h == HD_CPU_HEAD_K2;
+}
+
 /* Whether products read this format repacked; others are read where they lie. */
 static inline bool hd_cpu_is_packed(enum hd_format f) { return hd_cpu_layout_of(f).low_bits != 0; }
 

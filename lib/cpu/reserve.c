@@ -43,12 +43,11 @@ static void lay_out_thread(cut *k, const hd_dev_limits *l, hd_cpu_scratch *t) {
     *t = (hd_cpu_scratch){
         .panel = take_f(k, (size_t)HD_CPU_KDECODE * HD_CPU_STRIP),
         .decoded = take_f(k, (size_t)HD_CPU_LANES * HD_CPU_KDECODE),
-        .q_scale = take_f(k, (size_t)HD_CPU_KBLOCK / HD_CPU_QBLOCK * HD_CPU_STRIP),
         .c = {take_f(k, (size_t)HD_CPU_ROWS * HD_CPU_STRIP),
               take_f(k, (size_t)HD_CPU_ROWS * HD_CPU_STRIP)},
         .a = take(k, n_ptr, sizeof *t->a),
         .c_row = take(k, n_ptr, sizeof *t->c_row),
-        .q_row = take(k, HD_CPU_ROWS, sizeof *t->q_row),
+        .xq = take(k, HD_CPU_ROWS, sizeof *t->xq),
         .w = take(k, n_ptr, sizeof *t->w),
         .ptr = take(k, most(n_q, block), sizeof *t->ptr),
         .pos = take(k, n_q, sizeof *t->pos),
@@ -67,12 +66,6 @@ static void lay_out_thread(cut *k, const hd_dev_limits *l, hd_cpu_scratch *t) {
     };
 }
 
-static void lay_out_q(cut *k, size_t room, hd_cpu_qrows *q) {
-    q->q = take(k, room, sizeof *q->q);
-    q->d = take_f(k, room / HD_CPU_QBLOCK);
-    q->sum = take(k, room / HD_CPU_QBLOCK, sizeof *q->sum);
-}
-
 static void lay_out(cut *k, hd_cpu *c, const hd_dev_limits *l) {
     size_t n_row = (size_t)l->n_row, n_head = (size_t)l->n_head, n_expert = (size_t)l->n_expert;
     size_t n_used = (size_t)l->n_used, d_model = (size_t)l->d_model, d_ff = (size_t)l->d_ff;
@@ -88,9 +81,12 @@ static void lay_out(cut *k, hd_cpu *c, const hd_dev_limits *l) {
     c->a = take_f(k, most(n_row * (size_t)l->q_lora, n_row * d_ff + picked));
     c->kv = take_f(k, n_row * most(width, 2 * (size_t)l->n_kv));
     c->score = take_f(k, n_row * n_expert);
-    c->q_room[0] = n_row * most(most(d_model, d_ff), n_head * (size_t)l->n_v);
+    size_t of_heads = n_head * most((size_t)l->n_v, (size_t)l->n_nope);
+    c->q_room[0] =
+        most(n_row * most(most(d_model, d_ff), of_heads), n_wave * n_head * (size_t)l->n_c);
     c->q_room[1] = most(n_row * most(d_ff, (size_t)l->q_lora), picked);
-    for (int i = 0; i < 2; i++) lay_out_q(k, c->q_room[i], &c->q[i]);
+    for (int i = 0; i < 2; i++)
+        c->q[i] = take(k, c->q_room[i] / HD_CPU_SUB + 1, sizeof(hd_cpu_xblock));
     c->mul = take(k, most(n_head, n_expert + 1), sizeof *c->mul);
     c->q_abs = take_f(k, n_wave * n_head * width);
     c->u = take_f(k, n_wave * n_head * hd_cpu_pad(l->n_c));

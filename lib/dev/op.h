@@ -31,6 +31,7 @@ typedef struct hd_weight {
     enum hd_format format;
     int n_in, n_out, n_mat;
     const void *const *mat; /* [n_mat] pointers to [n_out, n_in] in `format` */
+    bool is_plain;          /* read by rows (embed) or in float32 (route): not to be repacked */
     void *prepared;         /* the backend's own repacked copy, or NULL */
 } hd_weight;
 

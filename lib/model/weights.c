@@ -106,7 +106,8 @@ static hd_status bind_matrix(hd_model *m, const hd_canon_tensor *t, const hd_slo
                             .n_in = (int)piece.n_col,
                             .n_out = (int)piece.n_row,
                             .n_mat = piece.n_mat,
-                            .mat = mat};
+                            .mat = mat,
+                            .is_plain = slot->op == HD_OP_embed || slot->op == HD_OP_route};
     snprintf(b->weight.name, sizeof b->weight.name, "%s", t->name);
     if (dev->ops->prepare) HD_TRY(dev->ops->prepare(dev->ctx, &b->weight));
     *m->bound_end = b; /* only now: release sees what prepare has seen succeed */

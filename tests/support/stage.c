@@ -1,4 +1,5 @@
-/* The ops of one device, by way of copies. */
+/* The ops of one device, by way of copies where it has memory of its own, and of prepared weights.
+ */
 #include "support/stage.h"
 
 #include "support/check.h"
@@ -14,9 +15,9 @@ typedef struct staged {
     hd_weight weight[TEST_WEIGHT_MAX];
 } staged;
 
-static void bring(staged *s) {
+static void bring(staged *s, enum hd_op op) {
     test_args *t = &s->t;
-    for (int i = 0; i < t->n; i++) {
+    for (int i = 0; hd_dev_has_memory(&inner) && i < t->n; i++) {
         s->host[i] = *t->arg[i].at;
         assert_ok(inner.ops->alloc(inner.ctx, t->arg[i].n_byte, t->arg[i].at));
         if (t->arg[i].is_in)
@@ -24,6 +25,7 @@ static void bring(staged *s) {
     }
     for (int i = 0; i < t->n_weight; i++) {
         s->weight[i] = **t->weight[i];
+        s->weight[i].is_plain = op == HD_OP_embed || op == HD_OP_route;
         assert_ok(inner.ops->prepare(inner.ctx, &s->weight[i]));
         *t->weight[i] = &s->weight[i];
     }
@@ -33,7 +35,7 @@ static void bring(staged *s) {
 
 static void fetch(staged *s) {
     test_args *t = &s->t;
-    for (int i = 0; i < t->n; i++) {
+    for (int i = 0; hd_dev_has_memory(&inner) && i < t->n; i++) {
         if (t->arg[i].is_out)
             assert_ok(hd_dev_get(&inner, s->host[i], *t->arg[i].at, t->arg[i].n_byte));
         inner.ops->free(inner.ctx, *t->arg[i].at);
@@ -47,7 +49,7 @@ static void fetch(staged *s) {
         struct hd_op_##name a = *args;                                                             \
         staged s;                                                                                  \
         test_args_##name(&a, NULL, &s.t);                                                          \
-        bring(&s);                                                                                 \
+        bring(&s, HD_OP_##name);                                                                   \
         inner.ops->name(inner.ctx, &a);                                                            \
         fetch(&s);                                                                                 \
     }

@@ -282,57 +282,6 @@ static void strided_products(void **state) {
     free(gain);
 }
 
-/* Q8_0 at its extremes: weights of -128 and activations of -127 and 127 in every place. */
-static void integer_products_do_not_saturate(void **state) {
-    (void)state;
-    const hd_cpu_kernels *k[3];
-    int n = kernels(k);
-    enum { N_K = 64 };
-    unsigned char block[16][68];
-    const void *row[64] = {0};
-    uint16_t d = hd_f32_to_f16(1.0f);
-    for (int o = 0; o < 16; o++) {
-        row[o] = block[o];
-        for (int b = 0; b < 2; b++) {
-            memcpy(block[o] + 34 * b, &d, sizeof d);
-            for (int j = 0; j < 32; j++)
-                block[o][34 * b + 2 + j] = (unsigned char)(o < 8 ? -128 : (o + j) % 2 ? 127 : -128);
-        }
-    }
-    for (int i = 0; i < n; i++) {
-        float x[2][N_K], *c[2], c_row[2][64] __attribute__((aligned(64)));
-        float scale[2 * 64] __attribute__((aligned(64)));
-        static char panel[32768] __attribute__((aligned(64)));
-        int16_t q[2 * N_K];
-        float xd[4];
-        int32_t sum[4], ix[2] = {0, 1};
-        hd_cpu_qrows rows = {.n_k = N_K, .q = q, .d = xd, .sum = sum};
-        for (int j = 0; j < N_K; j++) x[0][j] = -1, x[1][j] = j % 2 ? 1 : -1;
-        for (int r = 0; r < 2; r++) {
-            k[i]->quantise(x[r], N_K, &rows, r);
-            c[r] = c_row[r];
-        }
-        k[i]->unpack_q8(row, 16, 0, 2, panel, scale);
-        hd_cpu_qproduct p = {.n_row = 2,
-                             .n_block = 2,
-                             .n_lane = 16,
-                             .x = &rows,
-                             .row = ix,
-                             .panel = panel,
-                             .scale = scale,
-                             .c = c};
-        k[i]->product_q8(&p);
-        for (int o = 0; o < 16; o++) {
-            double expected[2] = {0, 0};
-            for (int j = 0; j < N_K; j++) {
-                int w = o < 8 ? -128 : (o + j % 32) % 2 ? 127 : -128;
-                for (int r = 0; r < 2; r++) expected[r] += w * (double)x[r][j];
-            }
-            for (int r = 0; r < 2; r++) assert_true(fabs((double)c_row[r][o] - expected[r]) < 0.5);
-        }
-    }
-}
-
 /* Groups of cache rows: magnitudes over all of float's range, ties between codes, both sides of the
  * largest magnitude that a scale serves, zeros of both signs, and what is not finite. */
 static void fill_group(float *x, int n, int round) {
@@ -384,7 +333,6 @@ int main(void) {
         cmocka_unit_test(softmax_in_blocks),
         cmocka_unit_test(weights_are_accurate),
         cmocka_unit_test(strided_products),
-        cmocka_unit_test(integer_products_do_not_saturate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,267 @@
+/* Kernels for repacked weights, every format at every level that this machine has: weights as
+ * floats are the format's decoding; products are what exact sums of the quantised activations give,
+ * the same bits whichever rows stand beside a row, and the same bits on AVX2 and AVX-512. */
+#include "support/op_data.h"
+
+#include "cpu/kernel.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROW_MAX = 37 };
+
+static int kernels(const hd_cpu_kernels **out) {
+    test_level level[9];
+    int n = 0, n_level = test_levels(level);
+    for (int i = 0; i < n_level; i += 3) {
+        out[n] = &hd_cpu_scalar;
+#if defined(__x86_64__)
+        if (strcmp(level[i].isa, "avx2") == 0) out[n] = &hd_cpu_avx2;
+        if (strcmp(level[i].isa, "avx512") == 0) out[n] = &hd_cpu_avx512;
+#endif
+        assert_string_equal(out[n]->name, level[i].isa);
+        n++;
+    }
+    return n;
+}
+
+static bool is_fused(const hd_cpu_kernels *k) { return k != &hd_cpu_scalar; }
+
+/* Rows of quantised activations, and what they stand for. */
+typedef struct rows {
+    int n_in;
+    bool is_wide;
+    size_t step;
+    unsigned char *block[ROW_MAX];
+    double *value[ROW_MAX]; /* [n_in] as 16 bits when is_wide, else as 8 */
+} rows;
+
+static void fill(rows *x, const hd_cpu_kernels *k, float *const *from) {
+    x->step = hd_cpu_xblock_bytes(x->is_wide);
+    for (int r = 0; r < ROW_MAX; r++) {
+        x->block[r] = aligned_alloc(16, (size_t)x->n_in / 32 * x->step);
+        x->value[r] = malloc(sizeof(double) * (size_t)x->n_in);
+        assert_true(x->block[r] != NULL && x->value[r] != NULL);
+        k->quantise(from[r], x->n_in, x->is_wide, x->block[r]);
+        for (int i = 0; i < x->n_in; i++) {
+            const hd_cpu_xblock *b =
+                (const hd_cpu_xblock *)(const void *)(x->block[r] + (size_t)(i / 32) * x->step);
+            double q = b->q[i % 32];
+            x->value[r][i] = x->is_wide ? (double)b->wide.d * (256 * q + b->wide.lower[i % 32])
+                                        : (double)b->d * q;
+        }
+    }
+}
+
+static void drop(rows *x) {
+    for (int r = 0; r < ROW_MAX; r++) {
+        free(x->block[r]);
+        free(x->value[r]);
+    }
+}
+
+/* Half a step, and what float32 adds: 8 bits, 1/127 of the block's largest; 16, 1/32512. */
+static void check_rounding(const rows *x, float *const *from) {
+    for (int r = 0; r < ROW_MAX; r++) {
+        for (int i = 0; i < x->n_in; i++) {
+            double top = 0;
+            for (int j = i / 32 * 32; j < i / 32 * 32 + 32; j++)
+                top = fmax(top, fabs((double)from[r][j]));
+            double bound = 0.51 / (x->is_wide ? 32512 : 127);
+            assert_true(fabs(x->value[r][i] - (double)from[r][i]) <= bound * top);
+        }
+    }
+}
+
+typedef struct matrix {
+    enum hd_format f;
+    int n_in, n_out;
+    hd_weight *w;
+    unsigned char *image;
+    double *value; /* [n_out, n_in] */
+} matrix;
+
+static matrix random_matrix(enum hd_format f, int n_in, int n_out) {
+    matrix m = {.f = f, .n_in = n_in, .n_out = n_out, .w = test_weight(f, n_in, n_out, 1)};
+    m.image = aligned_alloc(64, hd_cpu_packed_bytes(f, n_in, n_out));
+    m.value = malloc(sizeof(double) * (size_t)n_in * (size_t)n_out);
+    float *row = malloc(sizeof(float) * (size_t)n_in);
+    assert_true(m.image != NULL && m.value != NULL && row != NULL);
+    hd_cpu_pack(f, n_in, n_out, m.w->mat[0], m.image);
+    for (int o = 0; o < n_out; o++) {
+        hd_format_get(f)->decode((const char *)m.w->mat[0] +
+                                     (size_t)o * hd_format_bytes(f, (size_t)n_in),
+                                 row, (size_t)n_in);
+        for (int i = 0; i < n_in; i++)
+            m.value[(size_t)o * (size_t)n_in + (size_t)i] = (double)row[i];
+    }
+    free(row);
+    return m;
+}
+
+static void drop_matrix(matrix *m) {
+    test_weight_free(m->w);
+    free(m->image);
+    free(m->value);
+}
+
+/* c[n_row, 64] of one strip. */
+static void product(const hd_cpu_kernels *k, const matrix *m, int strip, const rows *x, int row0,
+                    int n_row, float *c) {
+    k->packed_product(&(hd_cpu_packed_product){
+        .format = m->f,
+        .is_wide = x->is_wide,
+        .n_row = n_row,
+        .n_in = m->n_in,
+        .strip = m->image + (size_t)strip * hd_cpu_strip_bytes(m->f, m->n_in),
+        .x = (const unsigned char *const *)x->block + row0,
+        .x_step = x->step,
+        .c = c});
+}
+
+static void check_sums(const matrix *m, const rows *x, int strip, const float *c) {
+    for (int r = 0; r < ROW_MAX; r++) {
+        for (int o = 16 * strip; o < 16 * strip + 16 && o < m->n_out; o++) {
+            double sum = 0, size = 0;
+            for (int i = 0; i < m->n_in; i++) {
+                double term = m->value[(size_t)o * (size_t)m->n_in + (size_t)i] * x->value[r][i];
+                sum += term, size += fabs(term);
+            }
+            double found = (double)c[r * HD_CPU_STRIP + o % 16];
+            /* Float sums of blocks; formats with minimums add two numbers that nearly cancel. */
+            if (!(fabs(found - sum) <= 1e-5 * size + 1e-30))
+                fail_msg("%s [%d, %d], row %d, output %d: expected %.9g, found %.9g",
+                         hd_format_get(m->f)->name, m->n_out, m->n_in, r, o, sum, found);
+        }
+    }
+}
+
+static void check_product(const matrix *m, bool is_wide) {
+    static float c[3][ROW_MAX * HD_CPU_STRIP], alone[ROW_MAX * HD_CPU_STRIP];
+    const hd_cpu_kernels *k[3];
+    int n_level = kernels(k), n_strip = (m->n_out + 15) / 16;
+    float *from[ROW_MAX];
+    for (int r = 0; r < ROW_MAX; r++) from[r] = test_floats((size_t)m->n_in, r % 3 == 0 ? 100 : 1);
+    for (int strip = 0; strip < n_strip; strip++) {
+        for (int i = 0; i < n_level; i++) {
+            rows x = {.n_in = m->n_in, .is_wide = is_wide};
+            memset(c[i], 0, sizeof c[i]);
+            fill(&x, k[i], from);
+            check_rounding(&x, from);
+            product(k[i], m, strip, &x, 0, ROW_MAX, c[i]);
+            check_sums(m, &x, strip, c[i]);
+            for (int n = 1; n <= 20; n++) {
+                for (int r = 0; r + n <= ROW_MAX; r += n) {
+                    memset(alone, 0, sizeof alone);
+                    product(k[i], m, strip, &x, r, n, alone);
+                    test_bits_equal(alone, c[i] + r * HD_CPU_STRIP,
+                                    sizeof(float) * (size_t)n * HD_CPU_STRIP, "rows in parts");
+                }
+            }
+            drop(&x);
+        }
+        for (int i = 1; i < n_level; i++)
+            if (is_fused(k[i]) && is_fused(k[i - 1]))
+                test_bits_equal(c[i], c[i - 1], sizeof c[i], "AVX2 and AVX-512");
+    }
+    for (int r = 0; r < ROW_MAX; r++) free(from[r]);
+}
+
+static void products_are_exact_sums(void **state) {
+    (void)state;
+    for (int f = 0; f < HD_FORMAT_COUNT; f++) {
+        if (!hd_cpu_is_packed(f)) continue;
+        int block = hd_format_get(f)->block_elems;
+        const int shape[][2] = {{block, 3}, {3 * block, 16}, {256 + block, 37}};
+        for (size_t i = 0; i < HD_COUNT_OF(shape); i++) {
+            matrix m = random_matrix(f, shape[i][0], shape[i][1]);
+            check_product(&m, false);
+            check_product(&m, true);
+            drop_matrix(&m);
+        }
+    }
+}
+
+static void weights_as_floats_are_the_decoding(void **state) {
+    (void)state;
+    const hd_cpu_kernels *k[3];
+    int n_level = kernels(k);
+    for (int f = 0; f < HD_FORMAT_COUNT; f++) {
+        if (!hd_cpu_is_packed(f)) continue;
+        matrix m = random_matrix(f, 256 + hd_format_get(f)->block_elems, 40);
+        float *panel = malloc(sizeof(float) * (size_t)m.n_in * 48);
+        assert_non_null(panel);
+        for (int i = 0; i < n_level; i++) {
+            for (int s = 0; s < 3; s++)
+                k[i]->packed_unpack(&(hd_cpu_packed_unpack){
+                    .format = m.f,
+                    .n_in = m.n_in,
+                    .strip = m.image + (size_t)s * hd_cpu_strip_bytes(m.f, m.n_in),
+                    .panel = panel + 16 * s,
+                    .ld = 48});
+            for (int o = 0; o < m.n_out; o++)
+                for (int j = 0; j < m.n_in; j++)
+                    assert_true((double)panel[(size_t)j * 48 + (size_t)o] ==
+                                m.value[(size_t)o * (size_t)m.n_in + (size_t)j]);
+        }
+        free(panel);
+        drop_matrix(&m);
+    }
+}
+
+/* Codes and activations at their extremes in every place: all weights of a block the largest or the
+ * least, activations of one sign or signs that alternate. */
+static void integer_products_do_not_saturate(void **state) {
+    (void)state;
+    const hd_cpu_kernels *k[3];
+    int n_level = kernels(k);
+    enum { N_IN = 64 };
+    const int extreme[2] = {-128, 127};
+    for (int i = 0; i < n_level; i++) {
+        unsigned char block[16][68], image[2048] __attribute__((aligned(64)));
+        uint16_t d = hd_f32_to_f16(1.0f);
+        for (int o = 0; o < 16; o++)
+            for (int b = 0; b < 2; b++) {
+                memcpy(block[o] + 34 * b, &d, sizeof d);
+                for (int j = 0; j < 32; j++)
+                    block[o][34 * b + 2 + j] = (unsigned char)extreme[o < 4   ? 0
+                                                                      : o < 8 ? 1
+                                                                              : (o + j) % 2];
+            }
+        assert_true(hd_cpu_packed_bytes(HD_Q8_0, N_IN, 16) <= sizeof image);
+        hd_cpu_pack(HD_Q8_0, N_IN, 16, block, image);
+        for (int is_wide = 0; is_wide < 2; is_wide++) {
+            float x[2][N_IN], c[2 * HD_CPU_STRIP];
+            hd_cpu_xblock xb[2][2];
+            const unsigned char *row[2] = {(unsigned char *)xb[0], (unsigned char *)xb[1]};
+            size_t step = hd_cpu_xblock_bytes(is_wide);
+            for (int j = 0; j < N_IN; j++) x[0][j] = -127, x[1][j] = j % 2 ? 127 : -127;
+            for (int r = 0; r < 2; r++) k[i]->quantise(x[r], N_IN, is_wide, (unsigned char *)xb[r]);
+            k[i]->packed_product(&(hd_cpu_packed_product){.format = HD_Q8_0,
+                                                          .is_wide = is_wide,
+                                                          .n_row = 2,
+                                                          .n_in = N_IN,
+                                                          .strip = image,
+                                                          .x = row,
+                                                          .x_step = step,
+                                                          .c = c});
+            for (int o = 0; o < 16; o++)
+                for (int r = 0; r < 2; r++) {
+                    double sum = 0;
+                    for (int j = 0; j < N_IN; j++)
+                        sum += extreme[o < 4 ? 0 : o < 8 ? 1 : (o + j) % 2] * (double)x[r][j];
+                    assert_true(fabs((double)c[r * HD_CPU_STRIP + o] - sum) < 0.5);
+                }
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(weights_as_floats_are_the_decoding),
+        cmocka_unit_test(products_are_exact_sums),
+        cmocka_unit_test(integer_products_do_not_saturate),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -106,16 +106,19 @@ static void drop_matrix(matrix *m) {
     free(m->value);
 }
 
-/* c[n_row, 64] of one strip. */
-static void product(const hd_cpu_kernels *k, const matrix *m, int strip, const rows *x, int row0,
-                    int n_row, float *c) {
+/* c[n_row, 64] of one strip, of rows row0 .. */
+typedef struct part {
+    int strip, row0, n_row;
+} part;
+
+static void product(const hd_cpu_kernels *k, const matrix *m, const rows *x, part p, float *c) {
     k->packed_product(&(hd_cpu_packed_product){
         .format = m->f,
         .is_wide = x->is_wide,
-        .n_row = n_row,
+        .n_row = p.n_row,
         .n_in = m->n_in,
-        .strip = m->image + (size_t)strip * hd_cpu_strip_bytes(m->f, m->n_in),
-        .x = (const unsigned char *const *)x->block + row0,
+        .strip = m->image + (size_t)p.strip * hd_cpu_strip_bytes(m->f, m->n_in),
+        .x = (const unsigned char *const *)x->block + p.row0,
         .x_step = x->step,
         .c = c});
 }
@@ -149,12 +152,12 @@ static void check_product(const matrix *m, bool is_wide) {
             memset(c[i], 0, sizeof c[i]);
             fill(&x, k[i], from);
             check_rounding(&x, from);
-            product(k[i], m, strip, &x, 0, ROW_MAX, c[i]);
+            product(k[i], m, &x, (part){strip, 0, ROW_MAX}, c[i]);
             check_sums(m, &x, strip, c[i]);
             for (int n = 1; n <= 20; n++) {
                 for (int r = 0; r + n <= ROW_MAX; r += n) {
                     memset(alone, 0, sizeof alone);
-                    product(k[i], m, strip, &x, r, n, alone);
+                    product(k[i], m, &x, (part){strip, r, n}, alone);
                     test_bits_equal(alone, c[i] + r * HD_CPU_STRIP,
                                     sizeof(float) * (size_t)n * HD_CPU_STRIP, "rows in parts");
                 }

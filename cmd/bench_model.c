@@ -76,7 +76,8 @@ hd_status hd_bench_open_model(struct hd_bench_model *b, int n_row, int n_seq, in
                                .n_pos_max = n_pos,
                                .n_page = n_page > 0 ? n_page : seq_pages * n_seq,
                                .page_tok = page_tok,
-                               .kv_type = b->mo.kv_type};
+                               .kv_type = b->mo.kv_type,
+                               .repack_cache = b->o->repack_cache};
     HD_TRY(hd_place_find(&(hd_place_ask){.n_rank = 1,
                                          .checkpoint = b->checkpoint,
                                          .dev = &b->dev,

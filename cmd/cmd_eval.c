@@ -91,7 +91,8 @@ static void choose_sizes(struct hd_eval *e, enum hd_kv_type kv_type) {
                                .n_pos_max = n_pos,
                                .n_page = (int)n_page,
                                .page_tok = page_tok,
-                               .kv_type = kv_type};
+                               .kv_type = kv_type,
+                               .repack_cache = e->o->repack_cache};
 }
 
 /* Loading a large model takes minutes: a name that was mistyped is told before. */

@@ -91,6 +91,7 @@ void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c) {
     c->no_multi_block = !o->multi_block;
     c->gpu_memory_gib = o->gpu_memory_gib;
     c->offload_plan = o->offload_plan;
+    c->repack_cache = o->repack_cache;
     c->n_thread = o->threads;
     c->tensor_parallel_size = o->tensor_parallel_size;
     c->enable_expert_parallel = o->enable_expert_parallel;

@@ -30,6 +30,7 @@ typedef struct hd_engine_config {
     bool no_multi_block;      /* a GPU's attention over a context: not split over blocks */
     double gpu_memory_gib;    /* of a GPU's memory to take at most; 0: all that is free */
     const char *offload_plan; /* file: layers whose feed-forwards leave it first; NULL: by size */
+    const char *repack_cache; /* folder that repacked weights are kept in; NULL: none */
     int n_thread;             /* of the cpu; 0: one per available core */
     int tensor_parallel_size; /* ranks that hold a part of the model each: GPUs, or CPU threads */
     bool enable_expert_parallel; /* ranks have whole experts, not a part of each */

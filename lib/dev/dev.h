@@ -116,10 +116,15 @@ typedef struct hd_dev_ops {
     uint64_t (*scratch_bytes)(void *ctx);
     /* Optional (NULL): repack or upload a weight, filling w->prepared; its bytes may be read until
      * settle, which waits for all that was prepared (NULL: nothing to wait for). release, after
-     * settle, undoes it. */
+     * settle, undoes it. HD_E_IO: a file could not be read. */
     hd_status (*prepare)(void *ctx, hd_weight *w);
     hd_status (*settle)(void *ctx);
     void (*release)(void *ctx, hd_weight *w);
+    /* Optional (NULL): bytes of what prepare leaves at w->prepared, one block of the host's memory
+     * that may be kept in a file and given back in place of a later prepare (0: it leaves nothing);
+     * and the layout's name, another one whenever the same weight would give other bytes. */
+    size_t (*image_bytes)(void *ctx, const hd_weight *w);
+    const char *image_layout;
     /* Optional (NULL): decoding steps that the device wants to see before it is ready: rows (a
      * sequence each) and positions of the longest sequence of the ix-th; false: there is none.
      * Between rehearse(true) and rehearse(false) steps are prepared, not computed. */

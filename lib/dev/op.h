@@ -25,6 +25,12 @@ enum hd_op {
     HD_OP_COUNT
 };
 
+/* Where bytes lie in a file. */
+typedef struct hd_place_in_file {
+    int fd;
+    uint64_t at;
+} hd_place_in_file;
+
 /* A weight matrix, or a stack of n_mat of them (experts, heads), as a device reads it. */
 typedef struct hd_weight {
     char name[64]; /* canonical (GGUF) tensor name, for messages */
@@ -32,7 +38,9 @@ typedef struct hd_weight {
     int n_in, n_out, n_mat;
     const void *const *mat; /* [n_mat] pointers to [n_out, n_in] in `format` */
     bool is_plain;          /* read by rows (embed) or in float32 (route): not to be repacked */
-    void *prepared;         /* the backend's own repacked copy, or NULL */
+    /* [n_mat] the same bytes in files: to read them once, rather than to map them; or NULL */
+    const hd_place_in_file *place;
+    void *prepared; /* the backend's own repacked copy, or NULL */
 } hd_weight;
 
 /* A backend may keep arguments and compare them as bytes (cuda/graph.c does): every byte belongs to

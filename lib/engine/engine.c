@@ -143,6 +143,7 @@ static hd_status open_model(hd_engine *e, const hd_engine_config *c, enum hd_kv_
                           .n_page = z->n_page,
                           .page_tok = c->block_size,
                           .kv_type = kv_type,
+                          .repack_cache = c->repack_cache,
                           .no_token = e->no_token,
                           .n_no_token = e->n_no_token};
     hd_place_apply(&e->place, &o);

@@ -316,6 +316,39 @@ void hd_checkpoint_hash(const hd_checkpoint *c, char out[33],
     snprintf(out, 33, "%016llx%016llx", (unsigned long long)r.high64, (unsigned long long)r.low64);
 }
 
+void hd_checkpoint_identity(const hd_checkpoint *c, char out[33]) {
+    enum { sample_bytes = 4096 };
+    XXH3_state_t h;
+    XXH3_128bits_reset(&h);
+    for (size_t i = 0; i < c->n_tensor; i++) {
+        const hd_file_tensor *t = &c->tensor[i];
+        uint64_t n = t->n_byte < sample_bytes ? t->n_byte : sample_bytes;
+        hash_head(&h, t);
+        XXH3_128bits_update(&h, t->data, (size_t)n);
+        XXH3_128bits_update(&h, (const char *)t->data + t->n_byte - n, (size_t)n);
+    }
+    for (int i = 0; i < c->n_mapping; i++) {
+        struct stat st;
+        if (fstat(c->mapping[i].fd, &st) != 0) continue;
+        int64_t file[3] = {st.st_size, st.st_mtim.tv_sec, st.st_mtim.tv_nsec};
+        XXH3_128bits_update(&h, file, sizeof file);
+    }
+    XXH128_hash_t r = XXH3_128bits_digest(&h);
+    snprintf(out, 33, "%016llx%016llx", (unsigned long long)r.high64, (unsigned long long)r.low64);
+}
+
+bool hd_checkpoint_locate(const hd_checkpoint *c, const void *p, int *fd, uint64_t *at) {
+    for (int i = 0; i < c->n_mapping; i++) {
+        const hd_mapping *m = &c->mapping[i];
+        uintptr_t from = (uintptr_t)m->ptr, here = (uintptr_t)p;
+        if (here < from || here - from >= m->n_byte) continue;
+        *fd = m->fd;
+        *at = here - from;
+        return true;
+    }
+    return false;
+}
+
 hd_status hd_checkpoint_expect_hash(const hd_checkpoint *c, const char *expected,
                                     const char *found) {
     if (strspn(expected, "0123456789abcdefABCDEF") != 32 || expected[32])

@@ -55,6 +55,15 @@ HD_MUST_CHECK hd_status hd_checkpoint_file(const hd_checkpoint *c, const char *n
 void hd_checkpoint_hash(const hd_checkpoint *c, char out[33],
                         void (*on_progress)(void *user, uint64_t done, uint64_t all), void *user);
 
+/* 32 hex digits and NUL that tell checkpoints apart without reading all of them: XXH3-128 of what
+ * the hash has but only the first and last 4 KiB of each tensor's bytes, and of the files' sizes
+ * and times of change. */
+void hd_checkpoint_identity(const hd_checkpoint *c, char out[33]);
+
+/* Where in a file bytes of a tensor lie: whoever reads them once, all of them, needs no pages of
+ * the mapping for that. false: they are in memory only. Thread: any; *fd stays the checkpoint's. */
+bool hd_checkpoint_locate(const hd_checkpoint *c, const void *p, int *fd, uint64_t *at);
+
 /* HD_E_CORRUPT unless expected (any case) is the hash that was found; the text has both.
  * HD_E_INVALID: it is no hash. */
 HD_MUST_CHECK hd_status hd_checkpoint_expect_hash(const hd_checkpoint *c, const char *expected,

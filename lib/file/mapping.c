@@ -51,16 +51,20 @@ hd_status hd_mapping_open(const char *path, hd_mapping *out) {
         return HD_FAIL(CORRUPT, "%s: the file is empty (0 bytes)", path);
     }
     void *p = mmap(NULL, n, PROT_READ, MAP_PRIVATE, fd, 0);
-    int error = errno;
-    close(fd);
-    if (p == MAP_FAILED)
-        return HD_FAIL(IO, "%s: cannot map %zu bytes: %s", path, n, strerror(error));
-    *out = (hd_mapping){p, n};
+    if (p == MAP_FAILED) {
+        hd_status s = HD_FAIL(IO, "%s: cannot map %zu bytes: %s", path, n, strerror(errno));
+        close(fd);
+        return s;
+    }
+    *out = (hd_mapping){p, n, fd};
     return HD_OK;
 }
 
 void hd_mapping_close(hd_mapping *m) {
-    if (m->ptr) munmap((void *)(uintptr_t)m->ptr, m->n_byte);
+    if (m->ptr) {
+        munmap((void *)(uintptr_t)m->ptr, m->n_byte);
+        close(m->fd);
+    }
     *m = (hd_mapping){0};
 }
 

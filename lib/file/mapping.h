@@ -10,6 +10,7 @@
 typedef struct hd_mapping {
     const void *ptr;
     size_t n_byte;
+    int fd; /* open as long as it is mapped; -1: it is no file */
 } hd_mapping;
 
 /* HD_E_NOT_FOUND, HD_E_IO, or HD_E_CORRUPT when the file is empty; the text names path. */

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "file/image.h"
 #include "model/model.h"
 
 #include <stddef.h>
@@ -82,8 +83,9 @@ const hd_arch *hd_arch_find(const char *name);
 struct hd_bound {
     hd_weight weight;
     const hd_slot *slot;
-    int layer;    /* -1: global */
-    bool on_host; /* read by the host's device (model/offload.h) */
+    int layer;      /* -1: global */
+    bool on_host;   /* read by the host's device (model/offload.h) */
+    bool is_mapped; /* weight.prepared is the image's */
     struct hd_bound *next;
 };
 /* Memory to give back at close: host (matrices that had to be copied) or device. */
@@ -99,6 +101,9 @@ struct hd_model {
     hd_model_options opt;
     hd_dev dev;
     const hd_arch *arch;
+    const hd_checkpoint *checkpoint; /* borrowed */
+    hd_image *image; /* repacked weights of an earlier load (model/repack.h), or NULL */
+    char repack_key[HD_IMAGE_KEY_MAX];
     hd_arena *arena;   /* slots, weight descriptors, decoded vectors */
     hd_canon *canon;   /* borrowed by nothing after open, but it owns STACK source lists */
     void *global;      /* arch->global_bytes */

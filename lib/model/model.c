@@ -1,5 +1,6 @@
 /* Opening and closing a model, its KV memory, and the checks in front of a forward pass. */
 #include "model/offload.h"
+#include "model/repack.h"
 #include "model/shard.h"
 
 #include "base/log.h"
@@ -27,6 +28,8 @@ static hd_status check_options(const hd_hparams *hp, const hd_model_options *o) 
     if (o->comm && o->device_weight_bytes > 0)
         return HD_FAIL(UNSUPPORTED, "offload: a model over several ranks leaves nothing to the "
                                     "host");
+    if (o->comm && o->repack_cache)
+        return HD_FAIL(UNSUPPORTED, "repack cache: not of a model over several ranks");
     if (hp->n_rope % 2 || hp->n_rope / 2 > HD_ROPE_PAIR_MAX)
         return HD_FAIL(UNSUPPORTED, "rope dimension %d: expected an even number up to %d",
                        hp->n_rope, 2 * HD_ROPE_PAIR_MAX);
@@ -176,6 +179,7 @@ hd_status hd_model_open(const hd_checkpoint *c, const hd_dev *dev, const hd_mode
     hd_model *m = hd_alloc_zero(1, sizeof *m);
     m->opt = *o;
     m->dev = *dev;
+    m->checkpoint = c;
     m->arena = hd_arena_new(64 << 10);
     HD_TRY_OUT(hd_hparams_read(c, &m->whole));
     m->hp = m->whole;
@@ -191,7 +195,9 @@ hd_status hd_model_open(const hd_checkpoint *c, const hd_dev *dev, const hd_mode
     HD_TRY_OUT(hd_canon_new(c, &m->whole, &m->canon));
     warn_surplus(m, c);
     HD_TRY_OUT(hd_offload_choose(m));
+    HD_TRY_OUT(hd_repack_open(m));
     HD_TRY_OUT(hd_weights_bind(m, on_progress, user));
+    hd_repack_save(m, on_progress, user);
     HD_TRY_OUT(m->arch->plan(m));
     HD_TRY_OUT(hd_offload_plan(m));
     HD_TRY_OUT(hd_shard_plan(m));
@@ -210,6 +216,7 @@ out:
 void hd_model_close(hd_model *m) {
     if (!m) return;
     hd_weights_release(m);
+    hd_image_close(m->image);
     for (struct hd_held *h = m->held; h; h = h->next) {
         if (h->is_device)
             m->dev.ops->free(m->dev.ctx, h->ptr);

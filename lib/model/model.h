@@ -78,6 +78,7 @@ typedef struct hd_model_options {
     const hd_dev *host; /* runs feed-forwards that the device has no room for; NULL: none does */
     uint64_t device_weight_bytes; /* the device's room for weights; 0: no bound */
     const char *offload_plan; /* file of layers in the order in which they leave; NULL: by size */
+    const char *repack_cache; /* folder of repacked weights (model/repack.h); NULL: none */
 } hd_model_options;
 
 /* Feed-forwards that stay on the host. */

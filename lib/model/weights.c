@@ -5,6 +5,7 @@
  * where it lies there whole and aligned; else (a transposed key matrix, an unaligned safetensors
  * tensor) the model owns one copy. A format that the device's op cannot read ends the load. */
 #include "model/offload.h"
+#include "model/repack.h"
 #include "model/shard.h"
 
 #include <stdio.h>
@@ -85,6 +86,14 @@ static hd_status matrix_pointers(hd_model *m, const hd_canon_tensor *t, const hd
     return HD_OK;
 }
 
+/* NULL unless every matrix is as it lies in a file. */
+static const hd_place_in_file *places_of(hd_model *m, const void *const *mat, int n_mat) {
+    hd_place_in_file *place = hd_arena_alloc(m->arena, (size_t)n_mat * sizeof *place);
+    for (int i = 0; i < n_mat; i++)
+        if (!hd_checkpoint_locate(m->checkpoint, mat[i], &place[i].fd, &place[i].at)) return NULL;
+    return place;
+}
+
 static hd_status bind_matrix(hd_model *m, const hd_canon_tensor *t, const hd_slot *slot, int layer,
                              const hd_weight **out) {
     bool on_host = hd_offload_is_host(m, slot->op, layer);
@@ -106,10 +115,12 @@ static hd_status bind_matrix(hd_model *m, const hd_canon_tensor *t, const hd_slo
                             .n_in = (int)piece.n_col,
                             .n_out = (int)piece.n_row,
                             .n_mat = piece.n_mat,
+                            .place = places_of(m, mat, piece.n_mat),
                             .mat = mat,
                             .is_plain = slot->op == HD_OP_embed || slot->op == HD_OP_route};
     snprintf(b->weight.name, sizeof b->weight.name, "%s", t->name);
-    if (dev->ops->prepare) HD_TRY(dev->ops->prepare(dev->ctx, &b->weight));
+    b->is_mapped = hd_repack_find(m, dev, &b->weight);
+    if (dev->ops->prepare && !b->is_mapped) HD_TRY(dev->ops->prepare(dev->ctx, &b->weight));
     *m->bound_end = b; /* only now: release sees what prepare has seen succeed */
     m->bound_end = &b->next;
     m->weight_bytes += (uint64_t)piece_bytes(t, &piece) * (uint64_t)piece.n_mat;
@@ -134,6 +145,13 @@ static hd_status bind_slot(hd_model *m, const hd_slot *slot, int layer, char *ta
     return HD_OK;
 }
 
+static hd_status settle(hd_model *m) {
+    const hd_dev *host = m->offload ? &m->offload->host : NULL;
+    hd_status s = m->dev.ops->settle ? m->dev.ops->settle(m->dev.ctx) : HD_OK;
+    if (host && host->ops->settle && s == HD_OK) s = host->ops->settle(host->ctx);
+    return s;
+}
+
 hd_status hd_weights_bind(hd_model *m, void (*on_progress)(void *user, int done, int all),
                           void *user) {
     const hd_arch *a = m->arch;
@@ -151,13 +169,13 @@ hd_status hd_weights_bind(hd_model *m, void (*on_progress)(void *user, int done,
             HD_TRY(bind_slot(m, &a->layer_slot[i], layer, target));
             if (on_progress) on_progress(user, ++done, all);
         }
-    return m->dev.ops->settle ? m->dev.ops->settle(m->dev.ctx) : HD_OK;
+    return settle(m);
 }
 
 void hd_weights_release(hd_model *m) {
-    if (m->dev.ops->settle) (void)m->dev.ops->settle(m->dev.ctx); /* binding may have failed */
+    (void)settle(m); /* binding may have failed */
     for (struct hd_bound *b = m->bound; b; b = b->next) {
         const hd_dev *dev = b->on_host ? &m->offload->host : &m->dev;
-        if (dev->ops->release) dev->ops->release(dev->ctx, &b->weight);
+        if (dev->ops->release && !b->is_mapped) dev->ops->release(dev->ctx, &b->weight);
     }
 }

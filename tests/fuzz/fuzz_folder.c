@@ -51,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0;
     }
     hd_checkpoint *c = hd_checkpoint_new("input");
-    hd_mapping image = {data + 2 + n_config, size - 2 - n_config};
+    hd_mapping image = {.ptr = data + 2 + n_config, .n_byte = size - 2 - n_config, .fd = -1};
     if (hd_safetensors_parse(c, image, "input", NULL, NULL) == HD_OK)
         read_model(c, &hp);
     else

@@ -13,7 +13,7 @@ static bool has_even_length(void *user, hd_str name) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    hd_mapping image = {data, size};
+    hd_mapping image = {.ptr = data, .n_byte = size, .fd = -1};
     for (int pass = 0; pass < 2; pass++) {
         hd_checkpoint *c = hd_checkpoint_new("input");
         uint64_t n_byte = 0;

@@ -10,6 +10,9 @@
 #include <cpuid.h>
 #endif
 
+#define HD_TEXT_OF(x) #x
+#define HD_TEXT(x) HD_TEXT_OF(x)
+
 /* ---- Opening ---- */
 
 static bool has_avx2(void) {
@@ -64,8 +67,10 @@ static hd_status cpu_open(const hd_dev_config *config, void **ctx) {
     hd_cpu *c = hd_alloc_zero(1, sizeof *c);
     c->k = k;
     c->n_thread = n_thread;
+    hd_cpu_store_open(c);
     hd_status s = hd_pool_open(n_thread, &c->pool);
     if (s != HD_OK) {
+        hd_cpu_store_close(c);
         hd_free(c);
         return s;
     }
@@ -78,6 +83,7 @@ static void cpu_close(void *ctx) {
     if (c == NULL) return;
     hd_pool_close(c->pool);
     hd_cpu_free_desks(c);
+    hd_cpu_store_close(c);
     hd_free(c->arena);
     hd_free(c);
 }
@@ -279,7 +285,10 @@ const hd_dev_ops hd_dev_cpu = {
     .reserve = hd_cpu_reserve,
     .scratch_bytes = cpu_scratch_bytes,
     .prepare = hd_cpu_prepare,
+    .settle = hd_cpu_settle,
     .release = hd_cpu_release,
+    .image_bytes = hd_cpu_image_bytes,
+    .image_layout = "cpu" HD_TEXT(HD_CPU_PACK_VERSION),
     .embed = cpu_embed,
     .mla_qkv = hd_cpu_mla_qkv,
     .mla_attn = hd_cpu_mla_attn,

@@ -79,6 +79,7 @@ typedef struct hd_cpu_seq {
 
 typedef struct hd_cpu {
     hd_pool *pool;
+    struct hd_cpu_store *store; /* memory of repacked weights */
     const hd_cpu_kernels *k;
     int n_thread;
     hd_dev_limits limits;
@@ -141,9 +142,15 @@ void hd_cpu_unpack(const hd_cpu *c, const hd_cpu_scratch *t, const hd_cpu_unpack
 void hd_cpu_unpack_lanes(const hd_cpu *c, hd_cpu_scratch *t, const hd_weight *w, int mat, int o0,
                          float *panel);
 
-/* Repacks a weight unless it is read as it lies; undone by hd_cpu_release. */
+/* ---- Repacked copies (prepare.c) ---- */
+
+void hd_cpu_store_open(hd_cpu *c);
+void hd_cpu_store_close(hd_cpu *c); /* nothing is prepared any more */
+/* Repacks a weight unless it is read as it lies; undone by hd_cpu_release. HD_E_IO: its file. */
 hd_status hd_cpu_prepare(void *ctx, hd_weight *w);
+hd_status hd_cpu_settle(void *ctx);
 void hd_cpu_release(void *ctx, hd_weight *w);
+size_t hd_cpu_image_bytes(void *ctx, const hd_weight *w);
 /* The strips of a matrix of a weight that is repacked. */
 static inline const unsigned char *hd_cpu_strips(const hd_weight *w, int mat) {
     return (const unsigned char *)w->prepared +

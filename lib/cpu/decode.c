@@ -1,6 +1,5 @@
-/* Weights before and between products: repacked when they are loaded; and as floats. Of those that
- * are read as they lie the kernels know some formats, every other one goes through its reference
- * decoding, 16 rows at a time, once for all rows of activations. */
+/* Weights as floats. Of those that are read as they lie the kernels know some formats, every other
+ * one goes through its reference decoding, 16 rows at a time, once for all rows of activations. */
 #include "cpu/cpu.h"
 
 #include "base/mem.h"
@@ -63,41 +62,4 @@ void hd_cpu_unpack_lanes(const hd_cpu *c, hd_cpu_scratch *t, const hd_weight *w,
                                       .n_k = w->n_in,
                                       .panel = panel,
                                       .ld = HD_CPU_LANES});
-}
-
-typedef struct packing {
-    const hd_weight *w;
-    char *image;
-    int n_part; /* of a matrix */
-} packing;
-
-enum { PACK_OUT = 256 }; /* outputs a task */
-
-static void pack_part(void *ctx, int task, int thread) {
-    (void)thread;
-    const packing *p = ctx;
-    const hd_weight *w = p->w;
-    int mat = task / p->n_part, o0 = task % p->n_part * PACK_OUT;
-    size_t strip = hd_cpu_strip_bytes(w->format, w->n_in);
-    hd_cpu_pack(w->format, w->n_in, hd_cpu_least(w->n_out - o0, PACK_OUT),
-                (const char *)w->mat[mat] +
-                    (size_t)o0 * hd_format_bytes(w->format, (size_t)w->n_in),
-                p->image + (size_t)mat * hd_cpu_packed_bytes(w->format, w->n_in, w->n_out) +
-                    (size_t)(o0 / HD_CPU_STRIP_OUT) * strip);
-}
-
-hd_status hd_cpu_prepare(void *ctx, hd_weight *w) {
-    const hd_cpu *c = ctx;
-    if (w->is_plain || !hd_cpu_is_packed(w->format)) return HD_OK;
-    size_t n_byte = (size_t)w->n_mat * hd_cpu_packed_bytes(w->format, w->n_in, w->n_out);
-    HD_TRY(hd_alloc_large(n_byte, &w->prepared));
-    packing p = {w, w->prepared, (w->n_out + PACK_OUT - 1) / PACK_OUT};
-    hd_pool_run(c->pool, w->n_mat * p.n_part, pack_part, &p);
-    return HD_OK;
-}
-
-void hd_cpu_release(void *ctx, hd_weight *w) {
-    (void)ctx;
-    hd_free(w->prepared);
-    w->prepared = NULL;
 }

@@ -2,7 +2,9 @@
 // what it says when asked for something that cannot be.
 import assert from 'node:assert/strict';
 import { spawn, spawnSync } from 'node:child_process';
-import { closeSync, copyFileSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  closeSync, copyFileSync, mkdtempSync, openSync, readdirSync, readFileSync, rmSync, statSync, truncateSync, utimesSync, writeFileSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { test } from 'node:test';
@@ -177,4 +179,40 @@ test('an output that cannot be written is an error', () => {
     assert.match(r.stderr, /stdout cannot be written/);
   }
   closeSync(full);
+});
+
+test('repacked weights are kept, mapped again, and made anew when they are wrong', () => {
+  const dir = mkdtempSync(path.join(tmpdir(), 'hadal-repack-')), model = path.join(dir, 'q8.gguf');
+  try {
+    const made = spawnSync(bin, ['quantize', '--type', 'Q8_0', 'mini', model], { encoding: 'utf8' });
+    assert.equal(made.status, 0, made.stderr);
+    const cache = path.join(dir, 'cache');
+    const args = ['-m', model, '--backend', 'cpu', '-p', 'What is 12 + 30?', '--temp', '0'];
+    const plain = done(args).stdout;
+    const cached = () => {
+      const r = done([...args, '--repack-cache', cache]);
+      assert.equal(r.stdout, plain);
+      return r.stderr;
+    };
+    const images = () => readdirSync(cache).map((name) => path.join(cache, name));
+    assert.doesNotMatch(cached(), /repacked/);
+    assert.equal(images().length, 1);
+    const [image] = images(), first = statSync(image);
+    assert.doesNotMatch(cached(), /repacked/);
+    assert.equal(statSync(image).ino, first.ino, 'it was read, not written again');
+    truncateSync(image, first.size - 1);
+    assert.match(cached(), /repacked image is made anew.*expected \d+ bytes, found \d+/);
+    assert.equal(statSync(image).size, first.size);
+    assert.doesNotMatch(cached(), /repacked/);
+    writeFileSync(image, 'not an image');
+    assert.match(cached(), /repacked image is made anew/);
+    utimesSync(model, 1, 1); // another model, for all that is known without reading it
+    assert.doesNotMatch(cached(), /repacked/);
+    assert.equal(images().length, 2);
+    const none = run([...args, '--repack-cache', '/dev/null/none']);
+    assert.equal(none.status, 1);
+    assert.match(none.stderr, /repack cache: \/dev\/null\/none: Not a directory/);
+  } finally {
+    rmSync(dir, { recursive: true });
+  }
 });

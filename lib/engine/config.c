@@ -19,6 +19,5 @@ void hd_engine_config_init(hd_engine_config *c) {
         .elastic_batching = true,
         .reorder_policy = "none",
         .reorder_interval = 32,
-        .compaction_pages = 16,
     };
 }

@@ -129,6 +129,7 @@ static hd_engine_config config(void) {
     c.max_tokens_in_paged_kv_cache = 16384;
     c.n_thread = 1;
     c.enable_prefix_caching = false;
+    c.compaction_pages = 16;
     /* A busy machine computes slowly: nothing here is about waits that are refused. */
     for (int k = 0; k < HD_SERVICE_COUNT; k++) c.target[k].wait_ns = INT64_MAX / 4;
     return c;

@@ -1,0 +1,96 @@
+#!/bin/sh
+# The tables of docs/benchmarks.md about scheduling, one part after the other or those that are named:
+#   bench/tables.sh [cost fidelity static priority lengths elastic overload prefixes order isolation live]
+# HADAL: the program (build/release/hadal), MODEL: what it runs (mini), LONG: tokens of the long prompt of
+# `isolation` (1800), SECONDS_LIVE: of `live` (300), RATE: requests a second that the server just manages.
+# Needs a machine on which nothing else runs: `cost` first, the rest soon after it.
+set -e
+HADAL=${HADAL:-build/release/hadal} MODEL=${MODEL:-mini} LONG=${LONG:-1800} SECONDS_LIVE=${SECONDS_LIVE:-300}
+OUT=${OUT:-/tmp/hadal-tables} COST=${COST:-$OUT/machine.cost} RATE=${RATE:-25} TRACES=bench/traces
+HEADER=arrival_s,prompt_tokens,output_tokens,prefix_group,prefix_tokens,class
+mkdir -p "$OUT"
+say() { printf '\n### %s\n' "$*"; }
+sim() { say "$@"; "$HADAL" sim --cost "$COST" --seed 1 "$@"; }
+compare() { say "$@"; "$HADAL" bench compare "$@" --seed 1; }
+spread_load='--num-prompts 300 --request-rate 60 --random-input-len 128 --random-output-len 48 --random-range-ratio 0.8'
+
+cost() { "$HADAL" bench "$MODEL" --save-cost "$COST" -t 1 --clock processor --seconds 0.3; }
+fidelity() {
+    for t in chat full bursty; do
+        compare "$MODEL" --trace $TRACES/$t.csv -t 1 --clock processor --max-num-seqs 32 --policies dynamic --runs 3 --check "$COST"
+    done
+}
+static() {
+    compare --simulated "$COST" $spread_load --max-num-seqs 32
+    compare --simulated "$COST" $spread_load --policies static:32,paged:32,dynamic --max-tokens-in-paged-kv-cache 6000
+    compare "$MODEL" --trace $TRACES/full.csv -t 1 --clock processor --max-num-seqs 32 --runs 3
+}
+priority() {
+    for f in 2 3 3.3 4 6 10; do for p in fcfs priority; do
+        sim --trace $TRACES/mixed.csv --load-scale $f --scheduling-policy $p \
+            --goodput interactive/ttft:1000,interactive/tpot:200,batch/ttft:60000
+    done; done
+}
+# The same requests all at once, and the short and the long ones apart: what the mix takes beyond the sum is lost.
+lengths() {
+    grep -v ',batch$' $TRACES/mixed.csv >"$OUT/short.csv"
+    grep -v ',interactive$' $TRACES/mixed.csv >"$OUT/long.csv"
+    for p in fcfs priority; do for t in $TRACES/mixed.csv "$OUT/short.csv" "$OUT/long.csv"; do
+        sim --trace "$t" --load-scale 1e6 --scheduling-policy $p --queue-timeout 0 --slo interactive:wait:1e9 --slo batch:wait:1e9
+    done; done
+}
+elastic() {
+    for f in 4 6 8; do for e in --no-elastic-batching --elastic-batching; do
+        sim --trace $TRACES/bursty.csv --load-scale $f $e --goodput ttft:2000,tpot:150
+    done; done
+}
+overload() {
+    for r in "$RATE" $((3 * RATE)); do
+        sim --num-prompts $((300 * r)) --request-rate "$r" --random-input-len 128 --random-output-len 48 --random-range-ratio 0.8 \
+            --goodput ttft:10000,tpot:250 --slo standard:wait:8000
+    done
+}
+prefixes() {
+    printf '%s\n' $HEADER >"$OUT/clients.csv" # 16 clients on one beginning, 20 requests each
+    awk 'BEGIN { for (i = 0; i < 320; i++) printf "%.3f,%d,16,all,512,\n", i / 16 * 0.5, 520 + i * 7 % 60 }' >>"$OUT/clients.csv"
+    for t in "$OUT/clients.csv" $TRACES/shared.csv $TRACES/agents.csv; do
+        sim --trace "$t"
+        compare "$MODEL" --trace "$t" -t 1 --clock processor --policies dynamic
+    done
+    for r in prefix round-robin least-loaded; do
+        sim --generate sessions --random-input-len 24 --random-output-len 8 --num-prompts 40000 --request-rate 400 --think-time 2 --replicas 100 --router $r
+    done
+}
+# 64 requests of 8 beginnings, INT4 weights, FP16 KV.
+order() {
+    printf '%s\n' $HEADER >"$OUT/groups.csv"
+    awk 'BEGIN { for (i = 0; i < 64; i++) printf "0,%d,96,g%d,1000,\n", 1008 + i % 7, i % 8 }' >>"$OUT/groups.csv"
+    "$HADAL" quantize --type Q4_0 --force "$MODEL" "$OUT/q4.gguf"
+    for p in none fragmentation prefix length "none --compaction-pages 16"; do
+        compare "$OUT/q4.gguf" --kv-cache-dtype f16 -t 1 --clock processor --policies dynamic --runs 3 --trace "$OUT/groups.csv" --reorder-policy $p
+    done
+}
+# 32 sequences that decode, alone; with a long prompt; and with that in one step.
+isolation() {
+    printf '%s\n' $HEADER >"$OUT/quiet.csv"
+    awk 'BEGIN { for (i = 0; i < 32; i++) print "0,16,200,,,standard" }' >>"$OUT/quiet.csv"
+    { cat "$OUT/quiet.csv"; echo "0.5,$LONG,1,,,standard"; } >"$OUT/disturbed.csv"
+    sim --trace "$OUT/quiet.csv"
+    sim --trace "$OUT/disturbed.csv"
+    sim --trace "$OUT/disturbed.csv" --no-enable-chunked-context --max-num-batched-tokens "$LONG"
+}
+# The server over HTTP at its limit and at three times that. One thread computes; the other core is for HTTP and the client.
+live() {
+    "$HADAL" serve -m "$MODEL" -t 1 --port 0 --port-file "$OUT/port" --slo standard:wait:8000 >"$OUT/serve.log" 2>&1 &
+    server=$!
+    trap 'kill $server' EXIT
+    until curl -sf "http://127.0.0.1:$(cat "$OUT/port" 2>/dev/null)/health" >/dev/null; do sleep 0.2; done
+    for r in "$RATE" $((3 * RATE)); do
+        say "$r requests/s for $SECONDS_LIVE s"
+        "$HADAL" bench serve --base-url "http://127.0.0.1:$(cat "$OUT/port")" --request-rate "$r" --num-prompts $((SECONDS_LIVE * r)) \
+            --random-input-len 128 --random-output-len 48 --random-range-ratio 0.8 --seed 1 --goodput ttft:10000,tpot:250
+        curl -s "http://127.0.0.1:$(cat "$OUT/port")/metrics" | grep -E '^(hadal_(requests_refused|deadlines_lost)|vllm:(prompt_tokens|generation_tokens|num_preempt))'
+    done
+}
+if [ $# -gt 0 ]; then parts=$*; else parts='cost fidelity static priority lengths elastic overload prefixes order isolation live'; fi
+for part in $parts; do $part; done

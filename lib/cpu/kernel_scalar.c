@@ -57,7 +57,9 @@ static inline VI vi_probe_int8(VI acc, VI x) { return (VI)((W)acc + (W)acc * (W)
 
 static inline float half_to_float(uint16_t h) { return hd_f16_to_f32(h); }
 static inline V v_decode_f32(const unsigned char *p) {
-    return v_load((const float *)(const void *)p);
+    V x; /* pairs of BF16 values are read with it, too: at any even address */
+    __builtin_memcpy(&x, p, sizeof x);
+    return x;
 }
 static inline V v_decode_f16(const unsigned char *p) {
     uint16_t h[VN];

@@ -14,21 +14,18 @@
 #include "cuda/attn_tile.cuh"
 #include "cuda/cache.cuh"
 
-constexpr int CODE_WARPS = 4;
-
 // Rows of DC codes, 16 bytes of scales and DR plain values.
 template <int T_, int DC_, int DR_, int DV_, int STAGES_, int BLOCKS_> struct coded_shape {
     static constexpr int T = T_, DC = DC_, DR = DR_, DV = DV_, STAGES = STAGES_, BLOCKS = BLOCKS_;
     static constexpr bool IS_LATENT = DR > 0;
-    static constexpr int THREADS = 32 * CODE_WARPS;
     // Of a warp: steps of 16 codes, eights of columns.
-    static constexpr int KS = DC / 16 / CODE_WARPS, NV = DV / 8 / CODE_WARPS;
+    static constexpr int KS = DC / 16 / WARPS, NV = DV / 8 / WARPS;
     static constexpr int COPY_ROWS = TILE * 8 / THREADS; // eight lanes a row
     static constexpr int LINE = DC + 16 + DR * 2, K_BYTES = TILE * LINE;
     static constexpr int STAGE_BYTES = (IS_LATENT ? 1 : 2) * K_BYTES;
-    static constexpr int SHARED = STAGES * STAGE_BYTES + CODE_WARPS * HEADS * TILE * 4;
+    static constexpr int SHARED = STAGES * STAGE_BYTES + WARPS * HEADS * TILE * 4;
     static_assert(LINE / 16 % 2 == 1, "eight rows of a piece are in eight bank groups");
-    static_assert(DR == 0 || DR == 16 * CODE_WARPS, "one step of plain values a warp");
+    static_assert(DR == 0 || DR == 16 * WARPS, "one step of plain values a warp");
     static_assert(DC == DV && NV % 2 == 0, "columns by sixteens, of the codes");
 };
 
@@ -123,7 +120,7 @@ static __device__ __forceinline__ void copy_codes(const hd_cuda_attn &a, const v
     bool is_straight = n == S::DC && n_plain == 2 * S::DR && a.kv.scale_at == S::DC;
 #pragma unroll
     for (int i = 0; i < S::COPY_ROWS; i++) {
-        int r = i * (S::THREADS / 8) + (int)threadIdx.x / 8;
+        int r = i * (THREADS / 8) + (int)threadIdx.x / 8;
         bool is_there = t.row[i] >= 0;
         const unsigned char *from =
             base + (is_there ? (size_t)t.row[i] * (size_t)a.kv.row_bytes : 0);
@@ -395,54 +392,15 @@ static __device__ __forceinline__ void store_codes(const hd_cuda_attn &a, const 
     }
 }
 
-static __device__ __forceinline__ void soften_quarters(const float4 *sums, float scale, int n_seen,
-                                                       float s[TILE / 8][4], float top[2],
-                                                       float sum[2], float keep[2]) {
-    int lane = (int)threadIdx.x % 32, t = lane % 4;
-#pragma unroll
-    for (int j = 0; j < TILE / 8; j++) {
-        float4 v = sums[j * 32 + lane];
-        int p = 8 * j + 2 * t;
-#pragma unroll
-        for (int w = 1; w < CODE_WARPS; w++) {
-            float4 x = sums[(w * (TILE / 8) + j) * 32 + lane];
-            v.x += x.x, v.y += x.y, v.z += x.z, v.w += x.w;
-        }
-        s[j][0] = p < n_seen ? v.x * scale : -INFINITY;
-        s[j][1] = p + 1 < n_seen ? v.y * scale : -INFINITY;
-        s[j][2] = p < n_seen ? v.z * scale : -INFINITY;
-        s[j][3] = p + 1 < n_seen ? v.w * scale : -INFINITY;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float m = top[i], l = 0;
-#pragma unroll
-        for (int j = 0; j < TILE / 8; j++) m = fmaxf(m, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
-        m = fmaxf(m, shuffle_xor(m, 1));
-        m = fmaxf(m, shuffle_xor(m, 2));
-        keep[i] = exp2_fast(top[i] - m);
-        top[i] = m;
-#pragma unroll
-        for (int j = 0; j < TILE / 8; j++)
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                float v = exp2_fast(s[j][2 * i + c] - m);
-                s[j][2 * i + c] = v;
-                l += v;
-            }
-        sum[i] = __fmaf_rn(sum[i], keep[i], l);
-    }
-}
-
 template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) split_codes(const hd_cuda_split s) {
+static __global__ void __launch_bounds__(THREADS, S::BLOCKS) split_codes(const hd_cuda_split s) {
     HD_DYNAMIC_SHARED(shared);
     const hd_cuda_attn &a = s.a;
     walker now, next;
     int begin;
     let_next_start();
     wait_for_previous();
-    if (!start<S::THREADS>(s, &now, &begin)) return;
+    if (!start(s, &now, &begin)) return;
     next = now;
     uint32_t stage = shared_address(shared);
     float4 *sums = (float4 *)(shared + S::STAGES * S::STAGE_BYTES);
@@ -485,7 +443,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) split_codes(cons
         code_products<S>(q, stage + (uint32_t)here, scales, sums);
         if (!S::IS_LATENT) load_scales<S>(from + S::K_BYTES, scales);
         __syncthreads();
-        soften_quarters(sums, scale, now.s.n_pos - now.s.tile * TILE, weight, top, sum, keep);
+        soften(sums, scale, now.s.n_pos - now.s.tile * TILE, weight, top, sum, keep);
         code_values<S>(weight, keep, scales,
                        stage + (uint32_t)(here + (S::IS_LATENT ? 0 : S::K_BYTES)), &exponent, out);
         walker done = now;

@@ -3,35 +3,36 @@
 // reading. Multi-head latent attention in its absorbed form (keys and values are one latent row,
 // all heads read it), and grouped-query attention.
 //
-// A block passes over tiles of 32 positions with 16 query heads of one key head. The next tiles are
-// on their way while one is used. Products: half of the warps have the first half of the elements,
-// and keep these of the queries in registers; each a few positions. The two sums of a product pass
-// through shared memory, lane to the same lane, so that every warp has all weights of the tile as
-// the left fragments of the second product, of which it computes a few columns.
+// A block of four warps passes over tiles of 32 positions with 16 query heads of one key head. The
+// next tiles are on their way while one is used; what earlier steps wrote, before the kernel before
+// has ended. Products: each warp has a quarter of the elements, and keeps these of the queries in
+// registers. The four sums of a product pass through shared memory, lane to the same lane, so that
+// every warp has all weights of the tile as the left fragments of the second product, of which it
+// computes a quarter of the columns.
 #include "cuda/attn.h"
 #include "cuda/attn_tile.cuh"
 
-constexpr int TILE = HD_CUDA_TILE_POS, HEADS = 16, HALVES = 2;
+constexpr int TILE = HD_CUDA_TILE_POS, HEADS = 16, WARPS = 4, THREADS = 32 * WARPS;
 
-template <int DK_, int DV_, bool IS_LATENT_, int WARPS_, int STAGES_, int BLOCKS_>
-struct split_shape {
-    static constexpr int DK = DK_, DV = DV_, WARPS = WARPS_, STAGES = STAGES_, BLOCKS = BLOCKS_;
+template <int DK_, int DV_, bool IS_LATENT_, int STAGES_, int BLOCKS_> struct split_shape {
+    static constexpr int DK = DK_, DV = DV_, STAGES = STAGES_, BLOCKS = BLOCKS_;
     static constexpr bool IS_LATENT = IS_LATENT_;
-    static constexpr int THREADS = 32 * WARPS;
-    // Of a warp: steps of 16 elements, eights of positions, eights of columns.
-    static constexpr int KS = DK / 16 / HALVES, NP = TILE / 8 * HALVES / WARPS, NV = DV / 8 / WARPS;
+    // Of a warp: steps of 16 elements, eights of columns.
+    static constexpr int KS = DK / 16 / WARPS, NV = DV / 8 / WARPS;
     static constexpr int COPY_ROWS = TILE * 8 / THREADS; // eight lanes a row
     static constexpr int K_BYTES = TILE * DK * 2, V_BYTES = IS_LATENT ? 0 : TILE * DV * 2;
     static constexpr int V_LINE = IS_LATENT ? DK * 2 : DV * 2, STAGE_BYTES = K_BYTES + V_BYTES;
-    static constexpr int SUM_BYTES = HALVES * HEADS * TILE * 4;
-    static constexpr int SHARED = STAGES * STAGE_BYTES + SUM_BYTES;
+    static constexpr int SUM_BYTES = WARPS * HEADS * TILE * 4;
+    // Of a head's queries: heads start in different banks.
+    static constexpr int Q_LINE = DK * 2 + 16, Q_AT = STAGES * STAGE_BYTES + SUM_BYTES;
+    static constexpr int SHARED = Q_AT + HEADS * Q_LINE;
     static_assert(DK % 64 == 0 && DV % 64 == 0, "rows of whole bank lines");
-    static_assert(KS % 2 == 0 && NP > 0 && NV % 2 == 0, "fragments in pairs");
+    static_assert(NV % 2 == 0, "fragments in pairs");
 };
 
 // Tiles tile .. tile_end of a row of n_tile, for the heads of sub-row `sub`.
 struct segment {
-    int row, sub, tile, tile_end, n_tile, n_pos, page0;
+    int row, sub, tile, tile_end, n_tile, n_pos, page0, n_old;
     int slot; // of its part; -1: the row is whole
 };
 
@@ -55,7 +56,7 @@ static __device__ __forceinline__ int share_of(const hd_cuda_split &s, int total
 }
 
 static __device__ __forceinline__ void set_row(segment *g, int row, int4 r, int next_tile0) {
-    g->row = row, g->page0 = r.y, g->n_pos = r.z, g->n_tile = next_tile0 - r.x;
+    g->row = row, g->page0 = r.y, g->n_pos = r.z, g->n_old = r.w, g->n_tile = next_tile0 - r.x;
 }
 
 // By shares: where the segment at w->at ends; row_tile: tiles of the step before its row.
@@ -82,7 +83,6 @@ static __device__ __forceinline__ void find_split(const hd_cuda_split &s, walker
 }
 
 // By all threads. False: nothing to do.
-template <int THREADS>
 static __device__ __forceinline__ bool start(const hd_cuda_split &s, walker *w, int *begin) {
     __shared__ segment found;
     w->n_sub = sub_rows(s.a);
@@ -142,7 +142,7 @@ static __device__ __forceinline__ void look_up(const hd_cuda_attn &a, const walk
     t->kv_head = is_there ? w.s.sub / (w.n_sub / a.n_head_kv) : -1;
 #pragma unroll
     for (int i = 0; i < S::COPY_ROWS; i++) {
-        int p = w.s.tile * TILE + i * (S::THREADS / 8) + (int)threadIdx.x / 8;
+        int p = w.s.tile * TILE + i * (THREADS / 8) + (int)threadIdx.x / 8;
         t->row[i] =
             is_there && p < w.s.n_pos ? page[p / a.page_tok] * a.page_tok + p % a.page_tok : -1;
     }
@@ -156,7 +156,7 @@ static __device__ __forceinline__ void copy_rows(const hd_cuda_attn &a, const vo
     const unsigned char *base = (const unsigned char *)cache + (size_t)t.kv_head * (size_t)n * 2;
 #pragma unroll
     for (int i = 0; i < S::COPY_ROWS; i++) {
-        int r = i * (S::THREADS / 8) + (int)threadIdx.x / 8;
+        int r = i * (THREADS / 8) + (int)threadIdx.x / 8;
         bool is_there = t.row[i] >= 0;
         const unsigned char *from =
             base + (is_there ? (size_t)t.row[i] * (size_t)a.kv.row_bytes : 0);
@@ -190,51 +190,44 @@ static __device__ __forceinline__ void heads_of(const hd_cuda_attn &a, int n_sub
     *n_head = min(HEADS, each - first);
 }
 
-// Elements e and e + 1 of the head at `at`; none of a head that is not there. Without branches
-// where pairs are whole, so that all loads of a thread are on their way at a time.
-static __device__ __forceinline__ uint32_t query_pair(const hd_cuda_attn &a, bool is_even,
-                                                      bool is_there, size_t at, int e) {
-    float v[2];
-    if (is_even) {
-        const float *from = e < a.n_q0 ? a.q0 + at * a.ldq0 + e : a.q1 + at * a.ldq1 + (e - a.n_q0);
-        float2 r = {0, 0};
-        if (is_there && e < a.n_key) r = *(const float2 *)from;
-        return bf16_pair(r.x, r.y);
-    }
+// Queries e .. e+3 of the head at `at`; zeros past its elements.
+static __device__ __forceinline__ float4 four_queries(const hd_cuda_attn &a, size_t at, int e) {
+    const float *q0 = a.q0 + at * a.ldq0, *q1 = a.q1 + at * a.ldq1;
+    const float *from = e < a.n_q0 ? q0 + e : q1 + (e - a.n_q0);
+    bool is_whole = e + 4 <= a.n_q0 || (e >= a.n_q0 && e + 4 <= a.n_key);
+    if (is_whole && ((uintptr_t)from & 15) == 0) return *(const float4 *)from;
+    float v[4];
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-        v[i] = !is_there || e + i >= a.n_key ? 0
-               : e + i < a.n_q0              ? a.q0[at * a.ldq0 + (size_t)(e + i)]
-                                             : a.q1[at * a.ldq1 + (size_t)(e + i - a.n_q0)];
-    return bf16_pair(v[0], v[1]);
+    for (int i = 0; i < 4; i++)
+        v[i] = e + i < a.n_q0 ? q0[e + i] : e + i < a.n_key ? q1[e + i - a.n_q0] : 0;
+    return make_float4(v[0], v[1], v[2], v[3]);
 }
 
-template <class S, bool IS_EVEN>
-static __device__ __forceinline__ void load_pairs(const hd_cuda_attn &a, const walker &w,
-                                                  uint32_t q[S::KS][4]) {
-    int half = (int)threadIdx.x / 32 % HALVES, lane = (int)threadIdx.x % 32;
-    int g = lane / 4, t = lane % 4, head0, n_head;
-    heads_of(a, w.n_sub, w.s.sub, &head0, &n_head);
-    size_t at = (size_t)w.s.row * (size_t)a.n_head + (size_t)(head0 + g);
-#pragma unroll
-    for (int k = 0; k < S::KS; k++) {
-        int e = (half * S::KS + k) * 16 + 2 * t;
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            q[k][i] = query_pair(a, IS_EVEN, g + i % 2 * 8 < n_head, at + (size_t)(i % 2 * 8),
-                                 e + i / 2 * 8);
-    }
-}
-
+// The segment's queries as BF16 to shared memory, zeros for heads that are not there.
 template <class S>
-static __device__ __forceinline__ void load_queries(const hd_cuda_attn &a, const walker &w,
-                                                    uint32_t q[S::KS][4]) {
-    bool is_even = (a.n_q0 | a.n_key) % 2 == 0 && (a.ldq0 | a.ldq1) % 2 == 0;
-    is_even &= (((uintptr_t)a.q0 | (uintptr_t)a.q1) & 7) == 0;
-    if (is_even)
-        load_pairs<S, true>(a, w, q);
-    else
-        load_pairs<S, false>(a, w, q);
+static __device__ __forceinline__ void copy_queries(const hd_cuda_attn &a, const walker &w,
+                                                    unsigned char *to) {
+    constexpr int FOURS = S::DK / 4;
+    int head0, n_head;
+    heads_of(a, w.n_sub, w.s.sub, &head0, &n_head);
+    size_t at = (size_t)w.s.row * (size_t)a.n_head + (size_t)head0;
+#pragma unroll 6
+    for (int i = (int)threadIdx.x; i < HEADS * FOURS; i += THREADS) {
+        int h = i / FOURS, e = i % FOURS * 4;
+        float4 v = {0, 0, 0, 0};
+        if (h < n_head) v = four_queries(a, at + (size_t)h, e);
+        *(uint2 *)(to + h * S::Q_LINE + e * 2) =
+            make_uint2(bf16_pair(v.x, v.y), bf16_pair(v.z, v.w));
+    }
+}
+
+// This warp's quarter of their elements as left fragments.
+template <class S>
+static __device__ __forceinline__ void load_queries(uint32_t from, uint32_t q[S::KS][4]) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, id = lane / 8, r8 = lane % 8;
+    from += (uint32_t)((r8 + id % 2 * 8) * S::Q_LINE + warp * S::KS * 32 + id / 2 * 16);
+#pragma unroll
+    for (int k = 0; k < S::KS; k++) load_four(q[k], from + (uint32_t)(32 * k));
 }
 
 // Floats of a part: [16, n_v] sums, then [16, 2] maximum (of powers of two) and sum of weights.
@@ -287,23 +280,20 @@ template <class S>
 static __device__ __forceinline__ void tile_products(const uint32_t q[S::KS][4], uint32_t k,
                                                      float4 *sums) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, id = lane / 8, r8 = lane % 8;
-    int half = warp % HALVES, n0 = warp / HALVES * S::NP;
-    float s[S::NP][2][4] = {}; // sums of even and of odd steps: shorter chains
+    float s[TILE / 8][4] = {};
 #pragma unroll
-    for (int e = 0; e < S::KS; e += 2)
+    for (int e = 0; e < S::KS; e++)
 #pragma unroll
-        for (int j = 0; j < S::NP; j++) {
+        for (int j = 0; j < TILE / 16; j++) {
             uint32_t keys[4];
-            int piece = 2 * (half * S::KS + e) + id;
-            load_four(keys, k + piece_at<S::DK * 2>(8 * (n0 + j) + r8, piece));
-            tensor_product(s[j][0], q[e], keys);
-            tensor_product(s[j][1], q[e + 1], keys + 2);
+            int piece = 2 * (warp * S::KS + e) + id % 2;
+            load_four(keys, k + piece_at<S::DK * 2>(16 * j + r8 + id / 2 * 8, piece));
+            tensor_product(s[2 * j], q[e], keys);
+            tensor_product(s[2 * j + 1], q[e], keys + 2);
         }
 #pragma unroll
-    for (int j = 0; j < S::NP; j++)
-        sums[(half * (TILE / 8) + n0 + j) * 32 + lane] =
-            make_float4(s[j][0][0] + s[j][1][0], s[j][0][1] + s[j][1][1], s[j][0][2] + s[j][1][2],
-                        s[j][0][3] + s[j][1][3]);
+    for (int j = 0; j < TILE / 8; j++)
+        sums[(warp * (TILE / 8) + j) * 32 + lane] = make_float4(s[j][0], s[j][1], s[j][2], s[j][3]);
 }
 
 // Weights of the tile's positions in s, of which the first n_seen count.
@@ -313,12 +303,17 @@ static __device__ __forceinline__ void soften(const float4 *sums, float scale, i
     int lane = (int)threadIdx.x % 32, t = lane % 4;
 #pragma unroll
     for (int j = 0; j < TILE / 8; j++) {
-        float4 v = sums[j * 32 + lane], x = sums[(TILE / 8 + j) * 32 + lane];
+        float4 v = sums[j * 32 + lane];
         int p = 8 * j + 2 * t;
-        s[j][0] = p < n_seen ? (v.x + x.x) * scale : -INFINITY;
-        s[j][1] = p + 1 < n_seen ? (v.y + x.y) * scale : -INFINITY;
-        s[j][2] = p < n_seen ? (v.z + x.z) * scale : -INFINITY;
-        s[j][3] = p + 1 < n_seen ? (v.w + x.w) * scale : -INFINITY;
+#pragma unroll
+        for (int w = 1; w < WARPS; w++) {
+            float4 x = sums[(w * (TILE / 8) + j) * 32 + lane];
+            v.x += x.x, v.y += x.y, v.z += x.z, v.w += x.w;
+        }
+        s[j][0] = p < n_seen ? v.x * scale : -INFINITY;
+        s[j][1] = p + 1 < n_seen ? v.y * scale : -INFINITY;
+        s[j][2] = p < n_seen ? v.z * scale : -INFINITY;
+        s[j][3] = p + 1 < n_seen ? v.w * scale : -INFINITY;
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -365,14 +360,33 @@ static __device__ __forceinline__ void tile_values(const float s[TILE / 8][4], c
     }
 }
 
+// The first tiles of a block that only earlier steps wrote, in a row from the first.
 template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) split(const hd_cuda_split s) {
+static __device__ __forceinline__ int copy_old(const hd_cuda_attn &a, const walker &now,
+                                               const tile_rows<S> rows[S::STAGES], uint32_t stage) {
+    int n = 0;
+#pragma unroll
+    for (int i = 0; i < S::STAGES - 1; i++) {
+        int tile = now.s.tile + i;
+        if (tile >= now.s.tile_end || (tile + 1) * TILE > now.s.n_old) break;
+        copy_tile<S>(a, rows[i], stage + (uint32_t)(i * S::STAGE_BYTES));
+        n++;
+    }
+    return n;
+}
+
+template <class S>
+static __global__ void __launch_bounds__(THREADS, S::BLOCKS) split(const hd_cuda_split s) {
     HD_DYNAMIC_SHARED(shared);
     const hd_cuda_attn &a = s.a;
     walker now, next;
     int begin;
     let_next_start();
-    if (!start<S::THREADS>(s, &now, &begin)) return;
+    bool has_work = start(s, &now, &begin);
+    if (!has_work) {
+        wait_for_previous();
+        return;
+    }
     next = now;
     uint32_t stage = shared_address(shared);
     float4 *sums = (float4 *)(shared + S::STAGES * S::STAGE_BYTES);
@@ -383,9 +397,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) split(const hd_c
         look_up(a, next, &rows[i]);
         if (next.at < next.end) step(s, &next, begin);
     }
+    int n_old = copy_old<S>(a, now, rows, stage);
+    wait_for_previous();
 #pragma unroll
     for (int i = 0; i < S::STAGES - 1; i++)
-        copy_tile<S>(a, rows[i], stage + (uint32_t)(i * S::STAGE_BYTES));
+        if (i >= n_old) copy_tile<S>(a, rows[i], stage + (uint32_t)(i * S::STAGE_BYTES));
     tile_rows<S> ahead = rows[S::STAGES - 1];
     uint32_t q[S::KS][4];
     float top[2], sum[2], out[S::NV][4], keep[2], weight[TILE / 8][4];
@@ -393,19 +409,20 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) split(const hd_c
     int free = S::STAGES - 1, ready = 0; // stages
     while (now.at < now.end) {
         if (is_first) {
-            load_queries<S>(a, now, q);
+            copy_queries<S>(a, now, shared + S::Q_AT);
             top[0] = top[1] = -INFINITY, sum[0] = sum[1] = 0;
 #pragma unroll
             for (int j = 0; j < S::NV; j++) out[j][0] = out[j][1] = out[j][2] = out[j][3] = 0;
         }
         uint32_t here = stage + (uint32_t)(ready * S::STAGE_BYTES);
         copy_wait<S::STAGES - 2>();
-        __syncthreads(); // this tile is there, the one before has been used
+        __syncthreads(); // this tile and the queries are there, the tile before has been used
         copy_tile<S>(a, ahead, stage + (uint32_t)(free * S::STAGE_BYTES));
         look_up(a, next, &ahead);
         if (next.at < next.end) step(s, &next, begin);
         free = free + 1 == S::STAGES ? 0 : free + 1;
         ready = ready + 1 == S::STAGES ? 0 : ready + 1;
+        if (is_first) load_queries<S>(stage + S::Q_AT, q);
         tile_products<S>(q, here, sums);
         __syncthreads();
         soften(sums, scale, now.s.n_pos - now.s.tile * TILE, weight, top, sum, keep);
@@ -468,6 +485,7 @@ static __device__ __forceinline__ float4 load_columns(const float *from, int col
 template <bool IS_SHARED>
 static __global__ void __launch_bounds__(32 * MERGE_WARPS) merge_parts(const hd_cuda_split s) {
     __shared__ float4 sums[MERGE_WARPS][32];
+    let_next_start();
     wait_for_previous();
     const hd_cuda_attn &a = s.a;
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -520,6 +538,7 @@ static __global__ void __launch_bounds__(32 * MERGE_WARPS) merge_parts(const hd_
         if (column + i < a.n_v) out[column + i] = r[i];
 }
 
+// Over codes it begins when the kernel before it has ended.
 template <class S> static void launch_split(const hd_cuda_split *s, cudaStream_t stream) {
     void (*kernel)(hd_cuda_split);
     if constexpr (hd_is_coded<S>)
@@ -528,22 +547,10 @@ template <class S> static void launch_split(const hd_cuda_split *s, cudaStream_t
         kernel = split<S>;
     (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                S::SHARED);
-    HD_LAUNCH(kernel, (unsigned)s->n_block, S::THREADS, S::SHARED, stream, *s);
-}
-
-// A launch that may begin while the kernel before it runs.
-static void launch_after(void (*kernel)(hd_cuda_split), dim3 grid, const hd_cuda_split *s,
-                         cudaStream_t stream) {
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3(32 * MERGE_WARPS);
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = s->has_early_launch ? 1 : 0;
-    (void)cudaLaunchKernelEx(&config, kernel, *s); // an error stays in the runtime
+    if constexpr (hd_is_coded<S>)
+        HD_LAUNCH(kernel, (unsigned)s->n_block, THREADS, S::SHARED, stream, *s);
+    else
+        HD_LAUNCH_EARLY(kernel, dim3((unsigned)s->n_block), THREADS, S::SHARED, stream, *s);
 }
 
 static void launch_merge(const hd_cuda_split *s, cudaStream_t stream) {
@@ -554,13 +561,14 @@ static void launch_merge(const hd_cuda_split *s, cudaStream_t stream) {
     bool is_shared = s->n_split == 0 && n_item <= 16;
     dim3 grid((unsigned)n_item,
               (unsigned)(is_shared ? n_warp : (n_warp + MERGE_WARPS - 1) / MERGE_WARPS));
-    launch_after(is_shared ? merge_parts<true> : merge_parts<false>, grid, s, stream);
+    HD_LAUNCH_EARLY(is_shared ? merge_parts<true> : merge_parts<false>, grid, 32 * MERGE_WARPS, 0,
+                    stream, *s);
 }
 
-using latent_wide = split_shape<576, 512, true, 4, 2, 2>;
-using latent_small = split_shape<192, 128, true, 4, 3, 4>;
-using grouped_wide = split_shape<128, 128, false, 4, 4, 3>;
-using grouped_small = split_shape<64, 64, false, 4, 4, 4>;
+using latent_wide = split_shape<576, 512, true, 2, 2>;
+using latent_small = split_shape<192, 128, true, 3, 4>;
+using grouped_wide = split_shape<128, 128, false, 4, 3>;
+using grouped_small = split_shape<64, 64, false, 4, 4>;
 
 static bool is_latent(const hd_cuda_attn *a) { return a->keys == a->values; }
 static bool is_small(const hd_cuda_attn *a) {

@@ -155,8 +155,11 @@ void hd_cuda_plan_make(hd_cuda_plan *p, const hd_batch *b) {
     join_runs(p);
     int32_t tile0 = 0;
     for (int r = 0; r < b->n_row; r++) {
-        p->row[r] = (hd_cuda_split_row){
-            .tile0 = tile0, .page0 = b->seq_page0[b->row_seq[r]], .n_pos = b->pos[r] + 1};
+        int seq = b->row_seq[r];
+        p->row[r] = (hd_cuda_split_row){.tile0 = tile0,
+                                        .page0 = b->seq_page0[seq],
+                                        .n_pos = b->pos[r] + 1,
+                                        .n_old = b->pos[b->seq_row0[seq]]};
         tile0 += up(b->pos[r] + 1, TILE);
     }
     p->row[b->n_row] = (hd_cuda_split_row){.tile0 = tile0};

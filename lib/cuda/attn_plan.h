@@ -51,7 +51,7 @@ typedef struct hd_cuda_split_row {
     int32_t tile0; /* tiles of all rows before it */
     int32_t page0; /* of its sequence, in the batch's page[] */
     int32_t n_pos; /* positions that it sees */
-    int32_t pad;
+    int32_t n_old; /* the first of its sequence's that this step writes */
 } hd_cuda_split_row;
 
 /* Which rows have flash tasks. */

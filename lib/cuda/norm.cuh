@@ -23,6 +23,15 @@ static __device__ __forceinline__ void store_any8(float *to, int k, int n, const
         if (k + e < n) to[k + e] = v[e];
 }
 
+static __device__ __forceinline__ void add_squares(const float v[8], float *sum) {
+#pragma unroll
+    for (int e = 0; e < 8; e++) *sum += v[e] * v[e];
+}
+static __device__ __forceinline__ void put_warp_sum(float sum, float warp_sum[256 / 32]) {
+    for (int mask = 16; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+    if (threadIdx.x % 32 == 0) warp_sum[threadIdx.x / 32] = sum;
+}
+
 // Sums of the squares of x[0..n) by warps of the block.
 static __device__ __forceinline__ void sum_squares(const float *x, int n,
                                                    float warp_sum[256 / 32]) {
@@ -30,11 +39,9 @@ static __device__ __forceinline__ void sum_squares(const float *x, int n,
     for (int k = (int)threadIdx.x * 8; k < n; k += 256 * 8) {
         float v[8];
         load_any8(x, k, n, v);
-#pragma unroll
-        for (int e = 0; e < 8; e++) sum += v[e] * v[e];
+        add_squares(v, &sum);
     }
-    for (int mask = 16; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-    if (threadIdx.x % 32 == 0) warp_sum[threadIdx.x / 32] = sum;
+    put_warp_sum(sum, warp_sum);
 }
 
 // 1 / sqrt(mean + eps)

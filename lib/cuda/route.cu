@@ -98,10 +98,15 @@ static __device__ void close_groups(const struct hd_op_route &a, const float *ke
 
 // What a warp needs for N experts.
 template <int N> struct choice {
-    float score[N], key[N], group[N];
+    float score[N], group[N];
+    union {
+        float key[N];
+        int pick[N]; // instead, when they have been chosen
+    };
     unsigned char state[N], group_state[N];
 };
 
+// c.pick has the row's experts afterwards, too.
 template <int N>
 static __device__ void choose(const struct hd_op_route &a, size_t row, const float *product,
                               choice<N> &c) {
@@ -134,7 +139,7 @@ static __device__ void choose(const struct hd_op_route &a, size_t row, const flo
         uint32_t taken = warp_ballot(is_taken);
         int at = n + __popc(taken & ((1u << lane) - 1));
         if (is_taken) {
-            expert[at] = e0 + lane;
+            expert[at] = c.pick[at] = e0 + lane;
             c.group[at] = c.score[e0 + lane]; // groups have been used
         }
         for (uint32_t left = taken; left != 0; left &= left - 1)
@@ -179,11 +184,11 @@ static __device__ int running_sum(int v) {
     return v;
 }
 
-// A block of at least as many threads as experts. Experts are counted by whole warps, which look at
-// 32 picks at a time.
 constexpr int PICKS = 2048; // at a time in shared memory
 
-static __device__ void sort_picks(const hd_cuda_sort &a) {
+// pick(i): a.expert[i], which may lie nearer, too. A block of at least as many threads as experts.
+// Experts are counted by whole warps, which look at 32 picks at a time.
+template <typename P> static __device__ void sort_picks(const hd_cuda_sort &a, P pick) {
     __shared__ int chosen[PICKS], count[HD_CUDA_EXPERT_MAX], slot[HD_CUDA_EXPERT_MAX];
     int tid = (int)threadIdx.x, n_thread = (int)blockDim.x, n_pick = a.n_row * a.n_used;
     int lane = lane_of(), warp = tid / WARP, n_warp = n_thread / WARP;
@@ -192,7 +197,7 @@ static __device__ void sort_picks(const hd_cuda_sort &a) {
         int n = min(PICKS, n_pick - i0);
         __syncthreads();
         for (int i = tid; i < n; i += n_thread) {
-            int e = a.expert[i0 + i] - a.expert0;
+            int e = pick(i0 + i) - a.expert0;
             if (e >= 0 && e < a.n_expert)
                 atomicAdd(&count[e], 1);
             else
@@ -209,7 +214,7 @@ static __device__ void sort_picks(const hd_cuda_sort &a) {
     for (int i0 = 0; i0 < n_pick; i0 += PICKS) {
         int n = min(PICKS, n_pick - i0);
         __syncthreads();
-        for (int i = tid; i < n; i += n_thread) chosen[i] = a.expert[i0 + i] - a.expert0;
+        for (int i = tid; i < n; i += n_thread) chosen[i] = pick(i0 + i) - a.expert0;
         __syncthreads();
         for (int e = warp; e < a.n_expert; e += n_warp) {
             if (count[e] == 0) continue;
@@ -232,7 +237,7 @@ static __device__ void sort_picks(const hd_cuda_sort &a) {
 static __global__ void __launch_bounds__(HD_CUDA_EXPERT_MAX) sort_rows(const hd_cuda_sort a) {
     let_next_start();
     wait_for_previous();
-    sort_picks(a);
+    sort_picks(a, [&](int i) { return a.expert[i]; });
 }
 
 extern "C" void hd_cuda_run_sort(const hd_cuda_sort *a, cudaStream_t stream) {
@@ -264,14 +269,15 @@ static __device__ __forceinline__ void load_weights(const unsigned char *row, in
     }
 }
 
+template <int ROWS>
 static __device__ __forceinline__ void add_products(const float w[ROUTE_AHEAD][8], const float *x,
-                                                    int k, int n, int n_row, float sum[GROUP]) {
+                                                    int k, int n, int n_row, float sum[ROWS]) {
 #pragma unroll
     for (int u = 0; u < ROUTE_AHEAD; u++) {
         int at = k + 256 * u + 8 * lane_of();
         if (at >= n) break;
 #pragma unroll
-        for (int r = 0; r < GROUP; r++) {
+        for (int r = 0; r < ROWS; r++) {
             if (r >= n_row) break;
             float v[8];
             load8(x + (size_t)r * (size_t)n, at, v);
@@ -281,11 +287,52 @@ static __device__ __forceinline__ void add_products(const float w[ROUTE_AHEAD][8
     }
 }
 
-template <int F>
+// The group's rows normed, to shared memory and, a row a block, to a.normed. Loads of all rows are
+// on their way at a time.
+template <int ROWS>
+static __device__ __forceinline__ void norm_group(const struct hd_op_route &a, int row0, int n_row,
+                                                  float *normed) {
+    __shared__ float warp_sum[ROWS][256 / 32];
+    int n = a.d_model;
+    const float *x = a.x + (size_t)row0 * (size_t)n;
+    float sum[ROWS] = {};
+    for (int k = (int)threadIdx.x * 8; k < n; k += 256 * 8) {
+        float v[ROWS][8];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            load_any8(x + (size_t)min(r, n_row - 1) * (size_t)n, k, n, v[r]);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) add_squares(v[r], &sum[r]);
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) put_warp_sum(sum[r], warp_sum[r]);
+    __syncthreads();
+    for (int k = (int)threadIdx.x * 8; k < n; k += 256 * 8) {
+        float v[ROWS][8], weight[8];
+        load_any8(a.norm, k, n, weight);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            load_any8(x + (size_t)min(r, n_row - 1) * (size_t)n, k, n, v[r]);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            if (r >= n_row) break;
+            float inverse = inverse_of(warp_sum[r], n, a.eps);
+#pragma unroll
+            for (int e = 0; e < 8; e++) v[r][e] = weight[e] * (v[r][e] * inverse);
+            size_t at = (size_t)r * (size_t)n;
+            store_any8(normed + at, k, n, v[r]);
+            if (r % (int)gridDim.x == (int)blockIdx.x)
+                store_any8(a.normed + (size_t)row0 * (size_t)n + at, k, n, v[r]);
+        }
+    }
+    __syncthreads();
+}
+
+// ROWS: 1, or GROUP where a group has more.
+template <int F, int ROWS>
 static __global__ void __launch_bounds__(256) route_rows(const __grid_constant__ route_args p) {
     HD_DYNAMIC_SHARED(shared);
-    __shared__ float warp_sum[GROUP][256 / 32];
-    __shared__ choice<HD_CUDA_ROUTE_EXPERTS> c[GROUP];
+    __shared__ choice<HD_CUDA_ROUTE_EXPERTS> c[ROWS];
     __shared__ bool is_last;
     const struct hd_op_route &a = p.a;
     float *normed = (float *)shared; // [rows, d_model]
@@ -298,33 +345,16 @@ static __global__ void __launch_bounds__(256) route_rows(const __grid_constant__
     load_weights<F>(w, 0, n, near);
     load_weights<F>(w, 256 * ROUTE_AHEAD, n, far);
     wait_for_previous();
-    const float *x = a.x + (size_t)row0 * (size_t)n;
-    for (int r = 0; r < n_row; r++) sum_squares(x + (size_t)r * (size_t)n, n, warp_sum[r]);
-    __syncthreads();
-    for (int r = 0; r < n_row; r++) {
-        float inverse = inverse_of(warp_sum[r], n, a.eps);
-        size_t at = (size_t)r * (size_t)n;
-        bool is_own = r % (int)gridDim.x == (int)blockIdx.x;
-        for (int k = tid * 8; k < n; k += 256 * 8) {
-            float v[8], weight[8]; // all of them are read before the first is written
-            load_any8(x + at, k, n, v);
-            load_any8(a.norm, k, n, weight);
-#pragma unroll
-            for (int e = 0; e < 8; e++) v[e] = weight[e] * (v[e] * inverse);
-            store_any8(normed + at, k, n, v);
-            if (is_own) store_any8(a.normed + (size_t)row0 * (size_t)n + at, k, n, v);
-        }
-    }
-    __syncthreads();
-    float sum[GROUP] = {};
+    norm_group<ROWS>(a, row0, n_row, normed);
+    float sum[ROWS] = {};
     for (int k = 0; k < n; k += 512 * ROUTE_AHEAD) {
-        add_products(near, normed, k, n, n_row, sum);
+        add_products<ROWS>(near, normed, k, n, n_row, sum);
         load_weights<F>(w, k + 512 * ROUTE_AHEAD, n, near);
-        add_products(far, normed, k + 256 * ROUTE_AHEAD, n, n_row, sum);
+        add_products<ROWS>(far, normed, k + 256 * ROUTE_AHEAD, n, n_row, sum);
         load_weights<F>(w, k + 768 * ROUTE_AHEAD, n, far);
     }
 #pragma unroll
-    for (int r = 0; r < GROUP; r++) {
+    for (int r = 0; r < ROWS; r++) {
         if (r >= n_row) break;
         float all = sum_of_warp(sum[r]);
         if (lane_of() == 0 && (int)blockIdx.x * GROUP + warp < a.n_expert)
@@ -340,7 +370,7 @@ static __global__ void __launch_bounds__(256) route_rows(const __grid_constant__
     if (warp < n_row) choose(a, (size_t)(row0 + warp), p.score, c[warp]);
     if (gridDim.y > 1) return;
     __syncthreads();
-    sort_picks(p.sort);
+    sort_picks(p.sort, [&](int i) { return c[i / a.n_used].pick[i % a.n_used]; });
 }
 
 // Rows of a group; 0: none has room.
@@ -351,8 +381,8 @@ static int group_rows(const struct hd_op_route *a) {
 
 template <int F> static void launch_route(const route_args *p, cudaStream_t stream) {
     const struct hd_op_route *a = &p->a;
-    auto kernel = route_rows<F>;
     int n_row = a->n_row < p->group_rows ? a->n_row : p->group_rows;
+    auto kernel = n_row == 1 ? route_rows<F, 1> : route_rows<F, GROUP>;
     size_t shared = (size_t)n_row * (size_t)a->d_model * sizeof(float);
     (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                (int)shared);

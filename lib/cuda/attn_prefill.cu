@@ -450,7 +450,7 @@ template <int F> static __global__ void __launch_bounds__(128) unpack_keys(const
     float v[8] = {};
     if (c0 + row < n_c) {
         const unsigned char *data = a.k_b.data + (size_t)h * a.k_b.mat_bytes;
-        codec<F>::values8(data + (size_t)(c0 + row) * a.k_b.row_bytes, j0 + part, v);
+        values8<F>(data + (size_t)(c0 + row) * a.k_b.row_bytes, j0 + part, v);
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) tile[row][part + i] = v[i];
@@ -474,7 +474,7 @@ static __global__ void __launch_bounds__(128) unpack_values(const hd_cuda_unpack
     size_t at = (size_t)h * (size_t)(a.k_b.n_in + a.v_b.n_out) + (size_t)(a.k_b.n_in + i);
     for (int c = (int)threadIdx.x * 8; c < a.ldw; c += 1024) {
         float v[8] = {};
-        if (c < n_c) codec<F>::values8(data, c, v);
+        if (c < n_c) values8<F>(data, c, v);
         *(uint4 *)((unsigned short *)a.w + at * (size_t)a.ldw + c) =
             make_uint4(bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3]), bf16_pair(v[4], v[5]),
                        bf16_pair(v[6], v[7]));

@@ -1,7 +1,9 @@
 // Weights of every format that the backend reads straight from the file, eight inputs at a time.
 // Layouts and formulas: lib/quant, which is the definition.
 //
-// codec<F>::terms is how many BF16 terms a weight is, values8 its values, terms8 the terms.
+// codec<F>::terms is how many BF16 terms a weight is, values8 its values. The formats that models
+// are quantised to most have their loads apart, as few and as wide as the layout lets them be, so
+// that many are on their way before the first is decoded: codec<F>::raw, load and values.
 #pragma once
 
 #include "cuda/cache.cuh"
@@ -17,6 +19,32 @@
 
 static __device__ __forceinline__ uint32_t load16(const unsigned char *p) {
     return *(const unsigned short *)p;
+}
+
+// Eight bytes from anywhere: the words that they lie in.
+struct eight_bytes {
+    uint32_t w[3];
+};
+static __device__ __forceinline__ eight_bytes load_eight(const unsigned char *p) {
+    const uint32_t *from = (const uint32_t *)((uintptr_t)p & ~(uintptr_t)3);
+    eight_bytes r = {{from[0], from[1], 0}};
+    if (((uintptr_t)p & 3) != 0) r.w[2] = from[2]; // else it may be past the row
+    return r;
+}
+// Half h of them, which lie at `at` of a row; rows are aligned to 16 bytes.
+static __device__ __forceinline__ uint32_t word_of(const eight_bytes &r, int h, int at) {
+    return __funnelshift_r(r.w[h], r.w[h + 1], (uint32_t)(at & 3) * 8);
+}
+
+// Byte i of a word as a float, minus `zero`: exact, and faster than a conversion.
+template <int ZERO> static __device__ __forceinline__ float code_value(uint32_t word, int i) {
+    uint32_t bits = __byte_perm(word, 0x4b000000u, 0x7440u + (uint32_t)i); // 2^23 + the byte
+    return __uint_as_float(bits) - (8388608.0f + ZERO);
+}
+
+// Bits i .. i+3 of v as bit 0 of the bytes of a word.
+static __device__ __forceinline__ uint32_t spread_bits(uint32_t v, int i) {
+    return ((v >> i & 15) * 0x00204081u) & 0x01010101u;
 }
 
 template <int F> struct codec;
@@ -74,14 +102,21 @@ template <> struct codec<HD_F8_B128> { // HD_CUDA_FP8_BLOCK (kernels.h): a value
 
 template <> struct codec<HD_Q8_0> { // f16 d, 32 int8
     static constexpr int terms = 2;
-    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+    struct raw {
+        eight_bytes q;
+        uint32_t d;
+    };
+    static __device__ __forceinline__ raw load(const unsigned char *row, int k) {
         const unsigned char *p = row + (size_t)(k / 32) * 34;
-        float d = f16_value(load16(p));
+        return {load_eight(p + 2 + k % 32), load16(p)};
+    }
+    static __device__ __forceinline__ void values(const raw &r, int k, float v[8]) {
+        float d = f16_value(r.d);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t q = load16(p + 2 + k % 32 + 2 * i);
-            v[2 * i] = d * (float)(signed char)(q & 255);
-            v[2 * i + 1] = d * (float)(signed char)(q >> 8);
+        for (int h = 0; h < 2; h++) {
+            uint32_t q = word_of(r.q, h, k / 32 * 34 + 2) ^ 0x80808080u;
+#pragma unroll
+            for (int i = 0; i < 4; i++) v[4 * h + i] = d * code_value<128>(q, i);
         }
     }
 };
@@ -93,24 +128,43 @@ static __device__ __forceinline__ uint32_t four_bits(const unsigned char *qs, in
 
 template <> struct codec<HD_Q4_0> { // f16 d, qs[16]
     static constexpr int terms = 2;
-    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+    struct raw {
+        eight_bytes q;
+        uint32_t d;
+    };
+    static __device__ __forceinline__ raw load(const unsigned char *row, int k) {
         const unsigned char *p = row + (size_t)(k / 32) * 18;
-        float d = f16_value(load16(p));
+        return {load_eight(p + 2 + k % 16), load16(p)};
+    }
+    static __device__ __forceinline__ void values(const raw &r, int k, float v[8]) {
+        float d = f16_value(r.d);
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = d * (float)((int)four_bits(p + 2, k % 32, i) - 8);
+        for (int h = 0; h < 2; h++) {
+            uint32_t q = word_of(r.q, h, k / 32 * 18 + 2) >> (k & 16 ? 4 : 0) & 0x0f0f0f0fu;
+#pragma unroll
+            for (int i = 0; i < 4; i++) v[4 * h + i] = d * code_value<8>(q, i);
+        }
     }
 };
 
 template <> struct codec<HD_Q5_0> { // f16 d, qh[4], qs[16]
     static constexpr int terms = 2;
-    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+    struct raw {
+        eight_bytes q;
+        uint32_t d, high;
+    };
+    static __device__ __forceinline__ raw load(const unsigned char *row, int k) {
         const unsigned char *p = row + (size_t)(k / 32) * 22;
-        float d = f16_value(load16(p));
-        uint32_t high = p[2 + k % 32 / 8];
+        return {load_eight(p + 6 + k % 16), load16(p), p[2 + k % 32 / 8]};
+    }
+    static __device__ __forceinline__ void values(const raw &r, int k, float v[8]) {
+        float d = f16_value(r.d);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            uint32_t q = four_bits(p + 6, k % 32, i) | (high >> i & 1) << 4;
-            v[i] = d * (float)((int)q - 16);
+        for (int h = 0; h < 2; h++) {
+            uint32_t q = word_of(r.q, h, k / 32 * 22 + 6) >> (k & 16 ? 4 : 0) & 0x0f0f0f0fu;
+            q |= spread_bits(r.high, 4 * h) << 4;
+#pragma unroll
+            for (int i = 0; i < 4; i++) v[4 * h + i] = d * code_value<16>(q, i);
         }
     }
 };
@@ -181,15 +235,26 @@ static __device__ __forceinline__ void six_bits(const unsigned char *p, int sub,
 
 template <> struct codec<HD_Q4_K> { // f16 d, f16 dmin, scales[12], qs[128]
     static constexpr int terms = 2;
-    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+    struct raw {
+        uint4 head; // d, dmin and the scales
+        uint2 q;
+    };
+    static __device__ __forceinline__ raw load(const unsigned char *row, int k) {
         const unsigned char *p = row + (size_t)(k / 256) * 144;
-        int sub = k % 256 / 32;
-        float step, offset;
-        six_bits(p, sub, &step, &offset);
-        const unsigned char *qs = p + 16 + 32 * (sub / 2) + k % 32;
+        return {*(const uint4 *)p, *(const uint2 *)(p + 16 + k % 256 / 64 * 32 + k % 32)};
+    }
+    static __device__ __forceinline__ void values(const raw &r, int k, float v[8]) {
+        int sub = k % 256 / 32, at = sub % 4 * 8;
+        uint32_t low = r.head.y >> at, high = r.head.z >> at, last = r.head.w >> at;
+        uint32_t scale = sub < 4 ? low & 63 : (last & 15) | (low >> 2 & 48);
+        uint32_t least = sub < 4 ? high & 63 : (last >> 4 & 15) | (high >> 2 & 48);
+        float step = f16_value(r.head.x & 0xffff) * code_value<0>(scale, 0);
+        float offset = f16_value(r.head.x >> 16) * code_value<0>(least, 0);
+        uint32_t q[2] = {r.q.x >> (sub % 2 * 4) & 0x0f0f0f0fu,
+                         r.q.y >> (sub % 2 * 4) & 0x0f0f0f0fu};
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            v[i] = __fsub_rn(__fmul_rn(step, (float)(qs[i] >> (sub % 2 * 4) & 15)), offset);
+            v[i] = __fsub_rn(__fmul_rn(step, code_value<0>(q[i / 4], i % 4)), offset);
     }
 };
 
@@ -243,15 +308,25 @@ template <> struct codec<HD_Q3_K> { // hmask[32], qs[64], scales[12], f16 d
 
 template <> struct codec<HD_Q6_K> { // ql[128], qh[64], int8 scales[16], f16 d
     static constexpr int terms = 2;
-    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+    struct raw {
+        eight_bytes low, high;
+        uint32_t scale, d;
+    };
+    static __device__ __forceinline__ raw load(const unsigned char *row, int k) {
         const unsigned char *p = row + (size_t)(k / 256) * 210;
-        int i0 = k % 256, h = i0 / 128, r = i0 % 128 / 32, l = i0 % 32;
-        float d = f16_value(load16(p + 208)) * (float)(signed char)p[192 + i0 / 16];
-        const unsigned char *low = p + 64 * h + 32 * (r % 2) + l, *high = p + 128 + 32 * h + l;
+        int i0 = k % 256, h = i0 / 128, l = i0 % 32;
+        return {load_eight(p + 64 * h + i0 % 64), load_eight(p + 128 + 32 * h + l),
+                p[192 + i0 / 16], load16(p + 208)};
+    }
+    static __device__ __forceinline__ void values(const raw &r, int k, float v[8]) {
+        int i0 = k % 128, at = k / 256 * 210;
+        float d = f16_value(r.d) * code_value<128>(r.scale ^ 128, 0);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            int q = (low[i] >> (4 * (r / 2)) & 15) | (high[i] >> (2 * r) & 3) << 4;
-            v[i] = d * (float)(q - 32);
+        for (int h = 0; h < 2; h++) {
+            uint32_t q = word_of(r.low, h, at) >> (i0 / 64 * 4) & 0x0f0f0f0fu;
+            q |= (word_of(r.high, h, at) >> (i0 / 32 * 2) & 0x03030303u) << 4;
+#pragma unroll
+            for (int i = 0; i < 4; i++) v[4 * h + i] = d * code_value<32>(q, i);
         }
     }
 };
@@ -273,6 +348,19 @@ template <> struct codec<HD_MXFP4> { // e8m0 scale, qs[16] of e2m1
     }
 };
 
+// Formats whose loads are apart.
+template <int F>
+constexpr bool is_apart =
+    F == HD_Q8_0 || F == HD_Q4_0 || F == HD_Q5_0 || F == HD_Q4_K || F == HD_Q6_K;
+
+template <int F>
+static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
+    if constexpr (is_apart<F>)
+        codec<F>::values(codec<F>::load(row, k), k, v);
+    else
+        codec<F>::values8(row, k, v);
+}
+
 template <int F, int N>
 static __device__ __forceinline__ void weight_terms(const unsigned char *row, int k,
                                                     uint32_t t[][4]) {
@@ -281,7 +369,30 @@ static __device__ __forceinline__ void weight_terms(const unsigned char *row, in
         t[0][0] = r.x, t[0][1] = r.y, t[0][2] = r.z, t[0][3] = r.w;
     } else {
         float v[8];
-        codec<F>::values8(row, k, v);
+        values8<F>(row, k, v);
         split8<N>(v, t);
     }
 }
+
+// Eight weights on their way, one term of each.
+template <int F, bool IS_APART = is_apart<F>> struct moving_weights {
+    uint32_t t[1][4];
+    __device__ __forceinline__ void load(const unsigned char *row, int k) {
+        weight_terms<F, 1>(row, k, t);
+    }
+    __device__ __forceinline__ void terms(int, uint32_t out[1][4]) const {
+#pragma unroll
+        for (int i = 0; i < 4; i++) out[0][i] = t[0][i];
+    }
+};
+template <int F> struct moving_weights<F, true> {
+    typename codec<F>::raw r;
+    __device__ __forceinline__ void load(const unsigned char *row, int k) {
+        r = codec<F>::load(row, k);
+    }
+    __device__ __forceinline__ void terms(int k, uint32_t out[1][4]) const {
+        float v[8];
+        codec<F>::values(r, k, v);
+        split8<1>(v, out);
+    }
+};

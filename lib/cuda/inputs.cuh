@@ -9,7 +9,7 @@
 static __device__ __forceinline__ void load_inputs(const hd_cuda_mul &m, const hd_cuda_tile &t,
                                                    unsigned char *inputs) {
     constexpr int AT_ONCE = 2; // registers hold weights meanwhile
-    __shared__ float warp_sum[FEW][256 / 32];
+    __shared__ float warp_sum[2 * FEW][256 / 32];
     size_t stride = hd_cuda_input_stride(m.w.n_in);
     int n = m.w.n_in;
     if (m.norm != nullptr) {

@@ -33,6 +33,7 @@ enum {
     HD_CUDA_ROUTE_EXPERTS = 256, /* of routing in one kernel */
     HD_CUDA_VALUE_MAX = 512,     /* widest value (or latent) of an attention head */
     HD_CUDA_FEW_ROWS = 8,        /* rows of a tile for few rows, */
+    HD_CUDA_STREAM_ROWS = 16,    /* in stream.cuh, */
     HD_CUDA_MANY_ROWS = 64,      /* and for many */
     HD_CUDA_GEMM_ROWS = 128,     /* of hd_cuda_run_gemm, */
     HD_CUDA_GEMM_MIN = 65,       /* which takes products of so many rows, */
@@ -57,6 +58,7 @@ typedef struct hd_cuda_mat {
     int n_in, n_out, n_mat;
     size_t row_bytes, mat_bytes;
     const void *map; /* of BF16 matrices, on the host: a CUtensorMap of boxes; NULL: none */
+    bool is_decoded; /* written anew before each use */
 } hd_cuda_mat;
 
 /* Rows first .. first + n of one matrix. */
@@ -94,7 +96,7 @@ typedef struct hd_cuda_mul {
 /* One or two products, independent of one another: one launch where that can be. */
 void hd_cuda_run_mul(const hd_cuda_mul *m, int n, cudaStream_t stream);
 /* Whether stream.cuh takes the products, of one format: rounded, of few rows (an
- * expert's tiles of HD_CUDA_FEW_ROWS at most). It norms inputs. */
+ * expert's tiles of HD_CUDA_STREAM_ROWS at most). It norms inputs. */
 bool hd_cuda_can_stream(const hd_cuda_mul *m, int n);
 /* Rows of a tile there at most; 0: one row's inputs have no room in shared memory. */
 int hd_cuda_stream_rows(const hd_cuda_mul *m);

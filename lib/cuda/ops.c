@@ -8,7 +8,7 @@
  *   BF16 or have room to be decoded. gemm_wgmma.cu, or gemm_mma.cu before sm_90. Under
  *   --deterministic (form.c) rows of the expanded form always, those of the absorbed form in
  *   gemm_mma.cu.
- * - stream.cuh: it rounds, R <= 2 * HD_CUDA_MANY_ROWS (tiles of an expert: HD_CUDA_FEW_ROWS), a
+ * - stream.cuh: it rounds, R <= 2 * HD_CUDA_MANY_ROWS (tiles of an expert: HD_CUDA_STREAM_ROWS), a
  *   row's inputs have room in shared memory.
  * - mul.cuh, whatever is left, as all products in float32 are: mul_few up to as many rows, then
  *   mul_many. */
@@ -191,6 +191,18 @@ static int down(const hd_cuda *c, const struct hd_op_moe *a, int tile_rows, hd_c
     return 2;
 }
 
+/* Whether stream.cuh takes the experts' products with tiles of the most rows that it has. */
+static bool has_stream_tiles(const hd_cuda *c, const struct hd_op_moe *a) {
+    enum { ROWS = HD_CUDA_STREAM_ROWS };
+    hd_cuda_mul m[2];
+    for (int i = 0; i < 2; i++) {
+        int n = i == 0 ? gate_and_up(c, a, ROWS, m) : down(c, a, ROWS, m);
+        for (int k = 0; k < n; k++)
+            if (!hd_cuda_can_stream(&m[k], 1)) return false;
+    }
+    return true;
+}
+
 static int tile_rows_of(const hd_cuda *c, const struct hd_op_moe *a, bool has_order) {
     if (a->n_row < HD_CUDA_FEW_ROWS) return a->n_row; /* an expert has one tile, of any size */
     bool has_room = hd_cuda_fp8_rows(a->d_model) >= HD_CUDA_FP8_TILE &&
@@ -199,8 +211,10 @@ static int tile_rows_of(const hd_cuda *c, const struct hd_op_moe *a, bool has_or
         hd_cuda_streams_fp8(c, a->gate->format))
         return HD_CUDA_FP8_TILE;
     /* Rows of an expert, about. */
-    bool is_few = a->n_row * a->n_used <= a->gate->n_mat * HD_CUDA_MANY_ROWS / 2;
-    return is_few ? HD_CUDA_FEW_ROWS : HD_CUDA_MANY_ROWS;
+    int n_each = a->n_row * a->n_used / a->gate->n_mat;
+    if (n_each > HD_CUDA_MANY_ROWS / 2) return HD_CUDA_MANY_ROWS;
+    bool is_wide = n_each > HD_CUDA_FEW_ROWS / 2 && has_stream_tiles(c, a);
+    return is_wide ? HD_CUDA_STREAM_ROWS : HD_CUDA_FEW_ROWS;
 }
 
 /* Whether the rows lie sorted by the experts that moe has: a rank with some of them sorts anew. */

@@ -29,10 +29,10 @@ static bool is_plain(const hd_cuda_mul *m) {
 
 extern "C" int hd_cuda_stream_rows(const hd_cuda_mul *m) {
     // Two blocks a multiprocessor, each with its slices' sums and what the system takes.
-    size_t fixed = HD_CUDA_SLICES * (16 + 1) * HD_CUDA_FEW_ROWS * sizeof(float) + 1280;
+    size_t fixed = HD_CUDA_SLICES * (16 + 1) * HD_CUDA_STREAM_ROWS * sizeof(float) + 1280;
     size_t room = hd_cuda_current().shared_max / 2;
     size_t n = room > fixed ? (room - fixed) / hd_cuda_input_stride(m->w.n_in) : 0;
-    return n < HD_CUDA_FEW_ROWS ? (int)n : HD_CUDA_FEW_ROWS;
+    return n < HD_CUDA_STREAM_ROWS ? (int)n : HD_CUDA_STREAM_ROWS;
 }
 
 extern "C" bool hd_cuda_can_stream(const hd_cuda_mul *m, int n) {
@@ -147,7 +147,7 @@ static __global__ void __launch_bounds__(BLOCK)
     float *out = a.x + (size_t)blockIdx.x * (size_t)table.n_in;
     for (int k = threadIdx.x * 8; k < table.n_in; k += BLOCK * 8) {
         float v[8];
-        codec<F>::values8(row, k, v);
+        values8<F>(row, k, v);
         for (int i = 0; i < 8; i++)
             if (k + i < table.n_in) out[k + i] = v[i];
     }

@@ -1,12 +1,12 @@
 // y = W x for few rows, inputs rounded to BF16: as fast as the weights can be read.
 //
 // Two blocks of eight warps a multiprocessor, each with an equal share of the items: sixteen
-// outputs (eight of W and eight of `up`, when there is that) for a tile of up to eight rows. Warp
-// s computes slice s of the sums. The tile's inputs are in shared memory for as long as the block
-// has items of it. Weights go straight to registers, those of the next item while this one is
-// multiplied: the whole item at once, so that memory is read in long runs. The first item's, when
-// they do not depend on what other kernels write, before the kernel before has ended. The numbers
-// are those of mul.cuh.
+// outputs (eight of W and eight of `up`, when there is that) for a tile of up to eight rows, or of
+// sixteen, so that weights are read and decoded half as often. Warp s computes slice s of the sums.
+// The tile's inputs are in shared memory for as long as the block has items of it. Weights go
+// straight to registers, those of the next item while this one is multiplied: the whole item at
+// once, so that memory is read in long runs. The first item's, when they do not depend on what
+// other kernels write, before the kernel before has ended. The numbers are those of mul.cuh.
 #pragma once
 
 #include "cuda/inputs.cuh"
@@ -69,27 +69,38 @@ struct stream_place {
     }
 };
 
-// Weights on their way: two of these are half of a slice of 256 inputs each.
-constexpr int STREAM_AHEAD = 4; // blocks of 32 inputs
+// Weights on their way, blocks of 32 inputs. Of most formats two of these are half of a slice of
+// 256 inputs each.
+template <int F> constexpr int stream_ahead = sizeof(moving_weights<F>) <= 16 ? 4 : 2;
 template <int F> struct stream_weights {
-    uint32_t w[STREAM_AHEAD][2][1][4];
+    static constexpr int N = stream_ahead<F>;
+    moving_weights<F> w[N][2];
     __device__ __forceinline__ void load(const unsigned char *const row[2], int k, int k1) {
 #pragma unroll
-        for (int u = 0; u < STREAM_AHEAD; u++) {
+        for (int u = 0; u < N; u++) {
             if (k + 32 * u >= k1) break;
             int at = k + 32 * u + (int)threadIdx.x % 4 * 8;
-            weight_terms<F, 1>(row[0], at, w[u][0]);
-            weight_terms<F, 1>(row[1], at, w[u][1]);
+            w[u][0].load(row[0], at);
+            w[u][1].load(row[1], at);
         }
     }
-    __device__ __forceinline__ void multiply(const unsigned char *x, int k, int k1,
-                                             float acc[4]) const {
+    // x: of a lane's row of each eight.
+    template <int NT>
+    __device__ __forceinline__ void multiply(const unsigned char *const x[NT], int k, int k1,
+                                             float acc[NT][4]) const {
 #pragma unroll
-        for (int u = 0; u < STREAM_AHEAD; u++) {
+        for (int u = 0; u < N; u++) {
             if (k + 32 * u >= k1) break;
-            uint32_t v[1][4];
-            get_inputs(x, k + 32 * u + (int)threadIdx.x % 4 * 8, v);
-            ::multiply<1, 1>(acc, w[u][0], w[u][1], v);
+            int at = k + 32 * u + (int)threadIdx.x % 4 * 8;
+            uint32_t a[1][4], b[1][4];
+            w[u][0].terms(at, a);
+            w[u][1].terms(at, b);
+#pragma unroll
+            for (int i = 0; i < NT; i++) {
+                uint32_t v[1][4];
+                get_inputs(x[i], at, v);
+                ::multiply<1, 1>(acc[i], a, b, v);
+            }
         }
     }
 };
@@ -105,8 +116,9 @@ static __device__ __forceinline__ void item_rows(const hd_cuda_mul &m, const str
 }
 
 // Adds the slices in order.
+template <int ROWS>
 static __device__ __forceinline__ void put_item(const hd_cuda_mul &m, const stream_place &p,
-                                                const float (*part)[16][FEW]) {
+                                                const float (*part)[16][ROWS]) {
     bool is_gated = m.up.data != nullptr;
     int n_out = is_gated ? 8 : 16, length = slice_length(m.w.n_in);
     int o = (int)threadIdx.x % n_out, r = (int)threadIdx.x / n_out;
@@ -121,11 +133,12 @@ static __device__ __forceinline__ void put_item(const hd_cuda_mul &m, const stre
     put(m, p.tile, r, p.out * n_out + o, is_gated ? gated(sum, up) : sum);
 }
 
-template <int F>
+// NT: eights of rows.
+template <int F, int NT>
 __global__ void __launch_bounds__(256, 2) mul_stream(const __grid_constant__ stream_args a) {
-    constexpr int HALF = 32 * STREAM_AHEAD;
+    constexpr int HALF = 32 * stream_ahead<F>;
     HD_DYNAMIC_SHARED(inputs);
-    __shared__ float part[SLICES][16][FEW];
+    __shared__ float part[SLICES][16][FEW * NT];
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     let_next_start();
 
@@ -161,13 +174,16 @@ __global__ void __launch_bounds__(256, 2) mul_stream(const __grid_constant__ str
             load_inputs(m, here.tile, inputs);
             __syncthreads();
         }
-        const unsigned char *x =
-            inputs + (size_t)min(g, here.tile.n - 1) * hd_cuda_input_stride(m.w.n_in);
-        float acc[4] = {};
+        const unsigned char *x[NT];
+#pragma unroll
+        for (int i = 0; i < NT; i++)
+            x[i] =
+                inputs + (size_t)min(8 * i + g, here.tile.n - 1) * hd_cuda_input_stride(m.w.n_in);
+        float acc[NT][4] = {};
         for (; k0 + 2 * HALF < k1; k0 += 2 * HALF) {
-            low.multiply(x, k0, k1, acc);
+            low.template multiply<NT>(x, k0, k1, acc);
             low.load(row, k0 + 2 * HALF, k1);
-            high.multiply(x, k0 + HALF, k1, acc);
+            high.template multiply<NT>(x, k0 + HALF, k1, acc);
             high.load(row, k0 + 3 * HALF, k1);
         }
         next = here;
@@ -181,15 +197,18 @@ __global__ void __launch_bounds__(256, 2) mul_stream(const __grid_constant__ str
             next_k1 = min(next_k0 + next_length, padded(to.w.n_in));
             item_rows(to, next, row);
         }
-        low.multiply(x, k0, k1, acc);
+        low.template multiply<NT>(x, k0, k1, acc);
         if (has_next) low.load(row, next_k0, next_k1);
-        high.multiply(x, k0 + HALF, k1, acc);
+        high.template multiply<NT>(x, k0 + HALF, k1, acc);
         if (has_next) high.load(row, next_k0 + HALF, next_k1);
         __syncthreads(); // the sums before have been used, and nobody reads the inputs any more
-        *(float2 *)&part[warp][g][2 * t] = make_float2(acc[0], acc[1]);
-        *(float2 *)&part[warp][g + 8][2 * t] = make_float2(acc[2], acc[3]);
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+            *(float2 *)&part[warp][g][8 * i + 2 * t] = make_float2(acc[i][0], acc[i][1]);
+            *(float2 *)&part[warp][g + 8][8 * i + 2 * t] = make_float2(acc[i][2], acc[i][3]);
+        }
         __syncthreads();
-        put_item(m, here, part);
+        put_item<FEW * NT>(m, here, part);
     }
 }
 
@@ -197,6 +216,7 @@ __global__ void __launch_bounds__(256, 2) mul_stream(const __grid_constant__ str
 template <int F> static void launch_stream(const hd_cuda_mul *m, int n, cudaStream_t stream) {
     stream_args a = {};
     size_t shared = 0;
+    bool is_few = true;
     long long n_item = 0, n_slot = 2 * hd_cuda_current().n_sm;
     a.n = n;
     for (int i = 0; i < n; i++) {
@@ -208,12 +228,13 @@ template <int F> static void launch_stream(const hd_cuda_mul *m, int n, cudaStre
         if (from->tile != nullptr) n_tile = from->n_tile_max;
         n_item += n_tile * stream_place::n_out_tile(*from);
         n_row = n_row < a.rows[i] ? n_row : a.rows[i];
+        is_few &= n_row <= FEW;
         size_t own = (size_t)n_row * hd_cuda_input_stride(from->w.n_in);
         shared = own > shared ? own : shared;
     }
     unsigned n_block = (unsigned)(n_item < n_slot ? n_item : n_slot);
     if (n_block == 0) return;
-    auto kernel = mul_stream<F>;
+    auto kernel = is_few ? mul_stream<F, 1> : mul_stream<F, 2>;
     (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                (int)shared);
     HD_LAUNCH_EARLY(kernel, dim3(n_block), 256, shared, stream, a);

@@ -45,6 +45,8 @@ extern "C" void hd_cuda_run_gemm(const hd_cuda_mul *m, int n, const hd_cuda_gemm
 // Eight weights a thread; blockIdx.y: the matrix.
 template <int F>
 static __global__ void __launch_bounds__(256) decode_rows(const hd_cuda_mat w, uint16_t *out) {
+    let_next_start();
+    wait_for_previous();
     unsigned n_piece = (unsigned)(w.n_in + 31) / 32 * 4, at = blockIdx.x * 256 + threadIdx.x;
     unsigned row = at / n_piece, piece = at % n_piece;
     if (row >= (unsigned)w.n_out) return;
@@ -60,7 +62,7 @@ extern "C" void hd_cuda_run_decode(const hd_cuda_mat *w, uint16_t *out, cudaStre
     dim3 grid((n + 255) / 256, (unsigned)w->n_mat);
     switch (w->format) {
 #define ROW(F)                                                                                     \
-    case F: HD_LAUNCH(decode_rows<F>, grid, 256, 0, stream, *w, out); break;
+    case F: HD_LAUNCH_EARLY(decode_rows<F>, grid, 256, 0, stream, *w, out); break;
         HD_CUDA_FORMATS(ROW)
 #undef ROW
     default: break; // hd_cuda_can_decode was asked

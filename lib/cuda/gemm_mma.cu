@@ -19,6 +19,8 @@ static __global__ void __launch_bounds__(MMA_THREAD, 1)
     int chunk = tid % 4, row0 = tid / 4, r0 = warp / 4 * 64, o_warp = warp % 4 * 32;
     uint32_t base = shared_address(memory);
     gemm_tile t;
+    let_next_start();
+    wait_for_previous();
     for (int i = (int)blockIdx.x; find_gemm_tile(p, i, COLS, &t); i += (int)gridDim.x) {
         const hd_cuda_mul &m = *t.m;
         int n_in = m.w.n_in, n_step = (n_in + MMA_DEPTH - 1) / MMA_DEPTH;
@@ -26,12 +28,13 @@ static __global__ void __launch_bounds__(MMA_THREAD, 1)
         slice = (slice + MMA_DEPTH - 1) / MMA_DEPTH; // steps
         const uint16_t *x[2];
         const unsigned char *w[2];
-        bool is_there[2];
+        bool is_there[2], has_row[2];
 #pragma unroll
         for (int u = 0; u < 2; u++) {
             int row = row0 + 64 * u, o = t.o0 + (GATED ? row0 : row);
             const hd_cuda_mat &mat = GATED && u == 1 ? m.up : m.w;
             x[u] = gemm_input(t, min(row, t.n - 1)) + chunk * 8;
+            has_row[u] = row < t.n;
             is_there[u] = o < m.w.n_out;
             w[u] = mat.data + (size_t)t.mat * mat.mat_bytes +
                    (is_there[u] ? (size_t)o * mat.row_bytes : 0) + chunk * 16;
@@ -47,7 +50,7 @@ static __global__ void __launch_bounds__(MMA_THREAD, 1)
                 if (n_byte == 0) k = 0;
 #pragma unroll
                 for (int u = 0; u < 2; u++) {
-                    copy16(to + (uint32_t)(u * 4096), x[u] + k, n_byte);
+                    copy16(to + (uint32_t)(u * 4096), x[u] + k, has_row[u] ? n_byte : 0);
                     copy16(to + (uint32_t)(u * 4096 + 8192), w[u] + 2 * k,
                            is_there[u] ? n_byte : 0);
                 }
@@ -154,7 +157,8 @@ cudaError_t gemm_mma_prepare(void) {
 
 void gemm_mma_run(const gemm_pair &p, int n_block, cudaStream_t stream) {
     if (p.m[0].up.data != nullptr)
-        HD_LAUNCH(gemm_mma<true>, n_block, MMA_THREAD, MMA_SHARED, stream, p);
+        HD_LAUNCH_EARLY(gemm_mma<true>, dim3((unsigned)n_block), MMA_THREAD, MMA_SHARED, stream, p);
     else
-        HD_LAUNCH(gemm_mma<false>, n_block, MMA_THREAD, MMA_SHARED, stream, p);
+        HD_LAUNCH_EARLY(gemm_mma<false>, dim3((unsigned)n_block), MMA_THREAD, MMA_SHARED, stream,
+                        p);
 }

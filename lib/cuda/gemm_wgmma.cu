@@ -44,6 +44,36 @@ static __device__ __forceinline__ void copy_weights(const CUtensorMap &map, cons
         copy_box(to + o * 128, &map, k, t.o0 + o, t.mat, bar);
 }
 
+// Weights of inputs k .. k + 63 into the stage at `to`.
+template <int WIDTH, bool GATED>
+static __device__ __forceinline__ void copy_stage_weights(const gemm_maps &maps, const gemm_tile &t,
+                                                          int which, int k, uint32_t to,
+                                                          uint32_t full) {
+    constexpr int COLS = GATED ? WIDTH / 2 : WIDTH;
+    to += GEMM_ROWS * 128;
+    barrier_expect(full, WIDTH * 128);
+    copy_weights<COLS>(maps.w[which], t, k, to, full);
+    if constexpr (GATED) copy_weights<COLS>(maps.up[which], t, k, to + COLS * 128, full);
+}
+
+// A dense product's first stages, which do not depend on what other kernels write: how many.
+template <int WIDTH, bool GATED>
+static __device__ __forceinline__ int copy_first_weights(const gemm_pair &p, const gemm_maps &maps,
+                                                         const places &at) {
+    constexpr int N = n_stage<WIDTH>, COLS = GATED ? WIDTH / 2 : WIDTH;
+    const hd_cuda_mul &m = p.m[0];
+    gemm_tile t;
+    if (m.tile != nullptr || m.w.is_decoded || m.up.is_decoded) return 0;
+    if ((int)blockIdx.x >= row_tiles(m) * ((m.w.n_out + COLS - 1) / COLS)) return 0;
+    (void)find_gemm_tile(p, (int)blockIdx.x, COLS, &t);
+    int n = min(N, (m.w.n_in + DEPTH - 1) / DEPTH);
+    for (int i = 0; threadIdx.x == 0 && i < n; i++)
+        copy_stage_weights<WIDTH, GATED>(maps, t, 0, i * DEPTH,
+                                         at.tiles + (uint32_t)(i * stage_bytes<WIDTH>),
+                                         at.full + 8 * (uint32_t)i);
+    return n;
+}
+
 template <int WIDTH, bool GATED>
 static __device__ __forceinline__ void copy_tiles(const gemm_pair &p, const gemm_maps &maps,
                                                   const places &at) {
@@ -52,6 +82,8 @@ static __device__ __forceinline__ void copy_tiles(const gemm_pair &p, const gemm
     uint32_t mine = swizzled(row0, chunk); // rows of a thread are 16 apart: the same swizzle
     ring in;
     gemm_tile t;
+    int n_ahead = copy_first_weights<WIDTH, GATED>(p, maps, at);
+    wait_for_previous();
     for (int i = (int)blockIdx.x; find_gemm_tile(p, i, COLS, &t); i += (int)gridDim.x) {
         const hd_cuda_mul &m = *t.m;
         const uint16_t *x[GEMM_ROWS / EACH];
@@ -63,17 +95,12 @@ static __device__ __forceinline__ void copy_tiles(const gemm_pair &p, const gemm
             uint32_t full = at.full + 8 * (uint32_t)in.stage;
             int n_byte = clamp_bytes((m.w.n_in - k - chunk * 8) * 2);
             barrier_wait(at.empty + 8 * (uint32_t)in.stage, in.phase ^ 1);
-            if (tid == 0) {
-                uint32_t w_to = to + GEMM_ROWS * 128;
-                int which = &m != &p.m[0];
-                barrier_expect(full, WIDTH * 128);
-                copy_weights<COLS>(maps.w[which], t, k, w_to, full);
-                if constexpr (GATED)
-                    copy_weights<COLS>(maps.up[which], t, k, w_to + COLS * 128, full);
-            }
+            if (tid == 0 && --n_ahead < 0)
+                copy_stage_weights<WIDTH, GATED>(maps, t, &m != &p.m[0], k, to, full);
 #pragma unroll
-            for (int u = 0; u < GEMM_ROWS / EACH; u++)
-                copy16(to + mine + u * EACH * 128, x[u] + (n_byte ? k : 0), n_byte);
+            for (int u = 0; u < GEMM_ROWS / EACH; u++) // other rows' products are stored nowhere
+                if (row0 + u * EACH < t.n)
+                    copy16(to + mine + u * EACH * 128, x[u] + (n_byte ? k : 0), n_byte);
             barrier_arrive_copied(full);
             in.next<N>();
         }
@@ -115,6 +142,7 @@ static __device__ __forceinline__ void multiply_tiles(const gemm_pair &p, const 
     bool is_first = threadIdx.x % 32 == 0;
     ring in;
     gemm_tile t;
+    wait_for_previous();
     for (int i = (int)blockIdx.x; find_gemm_tile(p, i, COLS, &t); i += (int)gridDim.x) {
         int n_step = (t.m->w.n_in + DEPTH - 1) / DEPTH, before = -1;
         if (group * 64 >= t.n) { // no rows: the other group has the multiprocessor for itself
@@ -155,6 +183,7 @@ static __global__ void __launch_bounds__(N_THREAD, 1)
     constexpr int N = n_stage<WIDTH>;
     HD_DYNAMIC_SHARED(memory);
     places at;
+    let_next_start();
     at.tiles = (shared_address(memory) + 1023) & ~1023u;
     at.full = at.tiles + N * stage_bytes<WIDTH>, at.empty = at.full + 8 * N;
     if (threadIdx.x == 0) {
@@ -203,11 +232,11 @@ template <int WIDTH> static void launch(const gemm_pair &p, int n_block, cudaStr
         if (p.m[i].up.data != nullptr) memcpy(&maps.up[i], p.m[i].up.map, sizeof maps.up[i]);
     }
     if (p.m[0].up.data != nullptr)
-        HD_LAUNCH((gemm_wgmma<WIDTH, true>), n_block, N_THREAD, shared_bytes<WIDTH>, stream, p,
-                  maps);
+        HD_LAUNCH_EARLY((gemm_wgmma<WIDTH, true>), dim3((unsigned)n_block), N_THREAD,
+                        shared_bytes<WIDTH>, stream, p, maps);
     else
-        HD_LAUNCH((gemm_wgmma<WIDTH, false>), n_block, N_THREAD, shared_bytes<WIDTH>, stream, p,
-                  maps);
+        HD_LAUNCH_EARLY((gemm_wgmma<WIDTH, false>), dim3((unsigned)n_block), N_THREAD,
+                        shared_bytes<WIDTH>, stream, p, maps);
 }
 
 void gemm_wgmma_run(const gemm_pair &p, int n_block, cudaStream_t stream) {

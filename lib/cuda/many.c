@@ -46,7 +46,7 @@ static hd_cuda_mat as_bf16(hd_cuda *c, const hd_cuda_mat *w, int half) {
     hd_cuda_mat out = *w;
     uint16_t *to = c->decoded + (size_t)half * (c->decoded_bytes / 4);
     hd_cuda_run_decode(w, to, c->stream);
-    out.format = HD_BF16, out.data = (const unsigned char *)to;
+    out.format = HD_BF16, out.data = (const unsigned char *)to, out.is_decoded = true;
     out.row_bytes = ((size_t)w->n_in + 31) / 32 * 64;
     out.mat_bytes = out.row_bytes * (size_t)w->n_out;
     out.map = hd_cuda_make_map(&out, c->map[half]) == cudaSuccess ? c->map[half] : NULL;
@@ -191,18 +191,18 @@ bool hd_cuda_many_moe(hd_cuda *c, const struct hd_op_moe *a) {
     if (n == 2 && !is_ffn_mine(c, a->n_row, a->shared_gate, a->shared_up, a->shared_down))
         return false;
     uint16_t *x = bf16(c->normed), *hidden = bf16(c->hidden), *shared = bf16(c->a);
-    hd_cuda_run_sort_many(&(hd_cuda_sort){.expert = a->expert,
-                                          .n_row = a->n_row,
-                                          .n_used = a->n_used,
-                                          .n_expert = n_expert,
-                                          .expert0 = a->expert0,
-                                          .tile_rows = HD_CUDA_GEMM_ROWS,
-                                          .row_of = c->row_of,
-                                          .slot_of = c->slot_of,
-                                          .tile = c->tile,
-                                          .n_tile = c->n_tile,
-                                          .count = c->count},
-                          c->stream);
+    hd_cuda_sort sort = {.expert = a->expert,
+                         .n_row = a->n_row,
+                         .n_used = a->n_used,
+                         .n_expert = n_expert,
+                         .expert0 = a->expert0,
+                         .tile_rows = HD_CUDA_GEMM_ROWS,
+                         .row_of = c->row_of,
+                         .slot_of = c->slot_of,
+                         .tile = c->tile,
+                         .n_tile = c->n_tile,
+                         .count = c->count};
+    (a->n_row <= HD_CUDA_SORT_ROWS ? hd_cuda_run_sort : hd_cuda_run_sort_many)(&sort, c->stream);
     hd_cuda_run_round(a->normed, a->n_row, a->d_model, x, wide(a->d_model), c->stream);
     hd_cuda_mul m[2] = {by_expert(c, gated(a->gate, a->up, x, hidden, n_pick))};
     m[0].x_row = c->row_of;

@@ -30,6 +30,8 @@ static __device__ __forceinline__ void mark_rows(const hd_cuda_sort &a, row_mask
 
 static __global__ void __launch_bounds__(ROWS) count_rows(const hd_cuda_sort a) {
     __shared__ row_mask mask;
+    let_next_start();
+    wait_for_previous();
     mark_rows(a, mask);
     for (int e = (int)threadIdx.x; e < a.n_expert; e += ROWS) {
         int n = 0;
@@ -55,6 +57,8 @@ static __device__ int sum_before(int *v, int n) {
 static __global__ void __launch_bounds__(HD_CUDA_EXPERT_MAX)
     sum_counts(const hd_cuda_sort a, int n_block) {
     __shared__ int n_rows[HD_CUDA_EXPERT_MAX], n_tiles[HD_CUDA_EXPERT_MAX];
+    let_next_start();
+    wait_for_previous();
     int e = (int)threadIdx.x, n = 0, n_thread = (int)blockDim.x;
     bool is_one = e < a.n_expert;
     for (int b = 0; is_one && b < n_block; b++) n += a.count[b * a.n_expert + e];
@@ -73,6 +77,8 @@ static __global__ void __launch_bounds__(HD_CUDA_EXPERT_MAX)
 
 static __global__ void __launch_bounds__(ROWS) place_rows(const hd_cuda_sort a) {
     __shared__ row_mask mask;
+    let_next_start();
+    wait_for_previous();
     mark_rows(a, mask);
     int tid = (int)threadIdx.x, row = (int)blockIdx.x * ROWS + tid;
     for (int k = 0; row < a.n_row && k < a.n_used; k++) {
@@ -89,9 +95,9 @@ static __global__ void __launch_bounds__(ROWS) place_rows(const hd_cuda_sort a) 
 
 extern "C" void hd_cuda_run_sort_many(const hd_cuda_sort *a, cudaStream_t stream) {
     int n_block = (a->n_row + ROWS - 1) / ROWS, n_thread = (a->n_expert + 31) / 32 * 32;
-    HD_LAUNCH(count_rows, (unsigned)n_block, ROWS, 0, stream, *a);
-    HD_LAUNCH(sum_counts, 1, (unsigned)n_thread, 0, stream, *a, n_block);
-    HD_LAUNCH(place_rows, (unsigned)n_block, ROWS, 0, stream, *a);
+    HD_LAUNCH_EARLY(count_rows, dim3((unsigned)n_block), ROWS, 0, stream, *a);
+    HD_LAUNCH_EARLY(sum_counts, dim3(1), (unsigned)n_thread, 0, stream, *a, n_block);
+    HD_LAUNCH_EARLY(place_rows, dim3((unsigned)n_block), ROWS, 0, stream, *a);
 }
 
 // ---- the sum of a row's experts: a thread eight values ----
@@ -105,6 +111,8 @@ static __device__ __forceinline__ void add_scaled(float sum[8], const uint16_t *
 }
 
 static __global__ void __launch_bounds__(256) combine_bf16(const hd_cuda_combine_bf16 a) {
+    let_next_start();
+    wait_for_previous();
     size_t row = blockIdx.x, ld = (size_t)(a.n + 7) / 8 * 8;
     const int32_t *slot = a.slot_of + row * (size_t)a.n_used;
     const float *weight = a.weight + row * (size_t)a.n_used;
@@ -130,5 +138,5 @@ static __global__ void __launch_bounds__(256) combine_bf16(const hd_cuda_combine
 }
 
 extern "C" void hd_cuda_run_combine_bf16(const hd_cuda_combine_bf16 *a, cudaStream_t stream) {
-    HD_LAUNCH(combine_bf16, (unsigned)a->n_row, 256, 0, stream, *a);
+    HD_LAUNCH_EARLY(combine_bf16, dim3((unsigned)a->n_row), 256, 0, stream, *a);
 }

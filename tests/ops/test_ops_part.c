@@ -121,6 +121,123 @@ static void experts_by_rank(void **state) {
     }
 }
 
+/* ---- experts by rank behind routing, on a device that may keep the order of rows from there ----
+ */
+
+enum { FEW = 5 };
+
+/* n_byte of the device's, filled from `from` or with zeros. */
+static void *on_device(const hd_dev *d, const void *from, size_t n_byte) {
+    void *host = calloc(1, n_byte), *p = host;
+    if (from) memcpy(host, from, n_byte);
+    if (!hd_dev_has_memory(d)) return host;
+    assert_ok(d->ops->alloc(d->ctx, n_byte, &p));
+    assert_ok(hd_dev_put(d, p, host, n_byte));
+    free(host);
+    return p;
+}
+static void leave_device(const hd_dev *d, void *p) {
+    if (hd_dev_has_memory(d))
+        d->ops->free(d->ctx, p);
+    else
+        free(p);
+}
+
+static hd_weight prepared(const hd_dev *d, hd_weight w) {
+    if (d->ops->prepare) assert_ok(d->ops->prepare(d->ctx, &w));
+    if (d->ops->settle) assert_ok(d->ops->settle(d->ctx));
+    return w;
+}
+static void release(const hd_dev *d, hd_weight *w) {
+    if (d->ops->prepare) d->ops->release(d->ctx, w);
+}
+
+/* out [FEW, D] = what the experts of `rank` (-1: all) add for the rows that route() sends them. The
+ * order that a route leaves is used once, twice it would be another op's. */
+static void route_and_moe(const hd_dev *d, const hd_weight *router, int rank, const float *x,
+                          float *out) {
+    enum { N = FEW * D };
+    hd_weight g = prepared(d, share(gate, rank)), u = prepared(d, share(up, rank));
+    hd_weight w = prepared(d, share(down, rank)), by = prepared(d, *router);
+    float *x_in = on_device(d, x, N * sizeof *x), *ones = test_floats(D, 0);
+    for (int i = 0; i < D; i++) ones[i] = 1;
+    struct hd_op_route r = {.n_row = FEW,
+                            .d_model = D,
+                            .x = x_in,
+                            .norm = on_device(d, ones, D * sizeof *ones),
+                            .eps = 1e-6f,
+                            .scale = 1,
+                            .router = &by,
+                            .gating = HD_GATING_SOFTMAX,
+                            .n_expert = E,
+                            .n_used = USED,
+                            .n_group = 1,
+                            .n_group_used = 1,
+                            .normed = on_device(d, NULL, N * sizeof *x),
+                            .expert = on_device(d, NULL, FEW * USED * sizeof(int32_t)),
+                            .weight = on_device(d, NULL, FEW * USED * sizeof(float))};
+    struct hd_op_moe a = {.n_row = FEW,
+                          .d_model = D,
+                          .n_used = USED,
+                          .normed = r.normed,
+                          .expert = r.expert,
+                          .weight = r.weight,
+                          .expert0 = rank < 0 ? 0 : rank * (E / RANKS),
+                          .gate = &g,
+                          .up = &u,
+                          .down = &w,
+                          .is_partial = true,
+                          .x = on_device(d, NULL, N * sizeof *x)};
+    float *again = test_floats(N, 0);
+    d->ops->route(d->ctx, &r);
+    for (int i = 0; i < 2; i++) {
+        d->ops->moe(d->ctx, &a);
+        if (hd_dev_has_memory(d))
+            assert_ok(hd_dev_get(d, i == 0 ? out : again, a.x, N * sizeof *x));
+        else
+            memcpy(i == 0 ? out : again, a.x, N * sizeof *x);
+    }
+    test_bits_equal(again, out, N * sizeof *x, "moe again, without a route before it");
+    void *const all[] = {x_in, (void *)(uintptr_t)r.norm, r.normed, r.expert, r.weight, a.x};
+    for (size_t i = 0; i < HD_COUNT_OF(all); i++) leave_device(d, all[i]);
+    hd_weight *const weights[] = {&g, &u, &w, &by};
+    for (size_t i = 0; i < HD_COUNT_OF(weights); i++) release(d, weights[i]);
+    free(ones);
+    free(again);
+}
+
+static void experts_by_rank_behind_routing(void **state) {
+    (void)state;
+    enum { N = FEW * D };
+    hd_dev_limits l = limits();
+    test_level level[9];
+    int n_level = test_levels(level);
+    gate = test_weight(HD_BF16, D, F, E), up = test_weight(HD_BF16, D, F, E);
+    down = test_weight(HD_BF16, F, D, E);
+    hd_weight *router = test_weight(HD_F32, D, E, 1);
+    float *x = test_floats(N, 1), *whole = test_floats(N, 0);
+    float *sum = test_floats(N, 0), *part = test_floats(N, 0);
+    hd_dev ref = test_open_ref(&l);
+    route_and_moe(&ref, router, -1, x, whole);
+    test_close(&ref);
+    for (int i = 0; i < n_level; i++) {
+        hd_dev d = test_open_raw(level[i], &l);
+        route_and_moe(&d, router, -1, x, part);
+        test_rows_close(part, whole, FEW, D, 1e-4, "all experts behind routing");
+        memset(sum, 0, N * sizeof *sum);
+        for (int rank = 0; rank < RANKS; rank++) {
+            route_and_moe(&d, router, rank, x, part);
+            for (int k = 0; k < N; k++) sum[k] += part[k];
+        }
+        test_rows_close(sum, whole, FEW, D, 1e-4, "experts by rank behind routing");
+        test_close(&d);
+    }
+    hd_weight *const w[] = {gate, up, down, router};
+    for (size_t i = 0; i < HD_COUNT_OF(w); i++) test_weight_free(w[i]);
+    float *const p[] = {x, whole, sum, part};
+    for (size_t i = 0; i < HD_COUNT_OF(p); i++) free(p[i]);
+}
+
 /* ---- a product and a feed-forward whose hidden part is split ---- */
 
 static hd_weight *proj[RANKS], *ffn_gate, *ffn_up, *ffn_down;
@@ -188,6 +305,7 @@ int main(void) {
         cmocka_unit_test(columns_by_rank),
         cmocka_unit_test(a_part_of_a_feed_forward),
         cmocka_unit_test(experts_by_rank),
+        cmocka_unit_test(experts_by_rank_behind_routing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

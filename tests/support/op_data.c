@@ -117,10 +117,15 @@ int test_levels(test_level *out) {
     return n;
 }
 
-hd_dev test_open_cpu(test_level level, const hd_dev_limits *limits) {
+hd_dev test_open_raw(test_level level, const hd_dev_limits *limits) {
     hd_dev d;
     assert_ok(open_level(level.isa, level.n_thread, &d));
     assert_ok(d.ops->reserve(d.ctx, limits));
+    return d;
+}
+
+hd_dev test_open_cpu(test_level level, const hd_dev_limits *limits) {
+    hd_dev d = test_open_raw(level, limits);
     return d.ops->prepare != NULL ? test_stage(d) : d;
 }
 

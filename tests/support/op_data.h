@@ -36,6 +36,8 @@ typedef struct test_level {
 /* Fills out[] with level x {1, 2, 3} threads; returns how many (at most 9). */
 int test_levels(test_level *out);
 hd_dev test_open_cpu(test_level level, const hd_dev_limits *limits);
+/* The same, but the arguments of its ops have to be in its memory, where it has its own. */
+hd_dev test_open_raw(test_level level, const hd_dev_limits *limits);
 hd_dev test_open_ref(const hd_dev_limits *limits);
 void test_close(hd_dev *d);
 

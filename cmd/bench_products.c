@@ -9,24 +9,31 @@
 #include <string.h>
 
 /* What is timed: a device with memory of its own is told many products before it is asked for a
- * result, and has sizes that fill it. */
-enum { N_SHAPE = 3, ROW_COUNT_MAX = 7 };
+ * result, and has sizes that fill it; the last is larger than its cache, for few rows. */
+enum { SHAPE_MAX = 4, ROW_COUNT_MAX = 9 };
 typedef struct extent {
-    int shapes[N_SHAPE][2];                     /* out, in */
+    int shapes[SHAPE_MAX][2], n_shape;          /* out, in */
     int row_counts[ROW_COUNT_MAX], n_row_count; /* ascending */
     int width_max, n_op;                        /* n_op: products between two results */
 } extent;
 static const extent of_host = {.shapes = {{256, 256}, {1024, 1024}, {2048, 2048}},
+                               .n_shape = 3,
                                .row_counts = {1, 4, 16, 64, 256},
                                .n_row_count = 5,
                                .width_max = 2048,
                                .n_op = 1};
-static const extent of_device = {.shapes = {{2048, 2048}, {3072, 2048}, {2048, 10944}},
-                                 .row_counts = {1, 4, 16, 64, 128, 512, 4096},
-                                 .n_row_count = 7,
-                                 .width_max = 10944,
-                                 .n_op = 32};
-static const enum hd_format formats[] = {HD_F32, HD_F16, HD_BF16, HD_Q8_0};
+static const extent of_device = {
+    .shapes = {{2048, 2048}, {3072, 2048}, {2048, 10944}, {131072, 2048}},
+    .n_shape = 4,
+    .row_counts = {1, 4, 8, 16, 32, 64, 128, 512, 4096},
+    .n_row_count = 9,
+    .width_max = 10944,
+    .n_op = 32};
+static const enum hd_format formats[] = {HD_F32,  HD_F16,  HD_BF16, HD_Q8_0,
+                                         HD_Q5_0, HD_Q4_K, HD_Q6_K};
+
+/* Weights repeat after so many, for encoding takes long. */
+enum { ENCODED = 1 << 20 };
 
 static void fill(float *p, size_t n, float scale) {
     uint64_t seed = 1;
@@ -54,10 +61,23 @@ static hd_status fastest(const hd_dev *dev, const struct hd_op_proj_add *a, int 
     return HD_OK;
 }
 
+static void encode(enum hd_format f, const float *value, unsigned char *bytes, size_t n) {
+    for (size_t at = 0; at < n; at += ENCODED) {
+        size_t n_more = n - at < ENCODED ? n - at : ENCODED;
+        if (at == 0)
+            hd_format_get(f)->encode(value, bytes, n_more);
+        else
+            memcpy(bytes + hd_format_bytes(f, at), bytes, hd_format_bytes(f, n_more));
+    }
+}
+
+static int row_max(const extent *e) { return e->row_counts[e->n_row_count - 1]; }
+static size_t outputs_max(const extent *e) { return (size_t)row_max(e) * (size_t)e->width_max; }
+
 struct memory {
-    float *value; /* what weights are encoded from */
-    void *bytes;  /* a weight */
-    void *a, *x;  /* the device's */
+    float *value;         /* [ENCODED] what weights are encoded from */
+    unsigned char *bytes; /* a weight */
+    void *a, *x;          /* the device's */
 };
 
 static hd_status time_weight(const struct hd_bench_products *b, const extent *e,
@@ -67,16 +87,19 @@ static hd_status time_weight(const struct hd_bench_products *b, const extent *e,
     hd_status s = HD_OK;
     hd_weight w = {.format = f, .n_in = shape[1], .n_out = shape[0], .n_mat = 1, .mat = mat};
     size_t n = (size_t)shape[0] * (size_t)shape[1];
-    hd_format_get(f)->encode(m->value, m->bytes, n);
+    encode(f, m->value, m->bytes, n);
     if (b->dev->ops->prepare) HD_TRY(b->dev->ops->prepare(b->dev->ctx, &w));
     if (!j) printf("  %-5s [%4d, %4d]", hd_format_get(f)->name, shape[0], shape[1]);
+    double gbytes_s = 0; /* of weights, with one row */
     for (int r = 0; r < e->n_row_count; r++) {
         int n_row = e->row_counts[r];
+        if ((size_t)n_row * (size_t)shape[0] > outputs_max(e)) continue;
         struct hd_op_proj_add a = {.n_row = n_row, .a = m->a, .w = &w, .x = m->x};
         double best;
         HD_TRY_OUT(fastest(b->dev, &a, e->n_op, b->seconds, &best));
         double flops = 2.0 * (double)n * n_row / best;
         double share = b->roof->flops > 0 ? flops / b->roof->flops : 0;
+        if (r == 0) gbytes_s = (double)hd_format_bytes(f, n) / best / 1e9;
         if (j) {
             static const char *const keys[] = {"n_out", "n_in", "rows", "gflops_s", "share_of_fma"};
             double values[] = {shape[0], shape[1], n_row, flops / 1e9, share};
@@ -92,28 +115,26 @@ static hd_status time_weight(const struct hd_bench_products *b, const extent *e,
             printf("  %4d: %8.1f (%3.0f %%)", n_row, flops / 1e9, 100 * share);
         }
     }
-    if (!j) printf("\n");
+    if (!j) printf("  weights read by one row: %.0f GB/s\n", gbytes_s);
 out:
     if (b->dev->ops->prepare) b->dev->ops->release(b->dev->ctx, &w);
     return s;
 }
 
-static int row_max(const extent *e) { return e->row_counts[e->n_row_count - 1]; }
-
 /* The activations, filled; x stays zero. */
 static hd_status open_memory(const hd_dev *dev, const extent *e, struct memory *m) {
-    size_t n_weight = 0, n_row = (size_t)row_max(e) * (size_t)e->width_max;
-    for (int i = 0; i < N_SHAPE; i++) {
+    size_t n_weight = 0, n_row = outputs_max(e);
+    for (int i = 0; i < e->n_shape; i++) {
         size_t n = (size_t)e->shapes[i][0] * (size_t)e->shapes[i][1];
         n_weight = n > n_weight ? n : n_weight;
     }
-    m->value = hd_alloc((n_weight > n_row ? n_weight : n_row) * sizeof(float));
+    m->value = hd_alloc((ENCODED > n_row ? ENCODED : n_row) * sizeof(float));
     m->bytes = hd_alloc(n_weight * sizeof(float));
     HD_TRY(dev->ops->alloc(dev->ctx, n_row * sizeof(float), &m->a));
     HD_TRY(dev->ops->alloc(dev->ctx, n_row * sizeof(float), &m->x));
     fill(m->value, n_row, 1);
     HD_TRY(hd_dev_put(dev, m->a, m->value, n_row * sizeof(float)));
-    fill(m->value, n_weight, 0.03f);
+    fill(m->value, ENCODED, 0.03f);
     return HD_OK;
 }
 
@@ -155,9 +176,10 @@ hd_status hd_bench_products(const struct hd_bench_products *b) {
         printf("products, GFLOP/s by rows (share of %s), best run\n",
                b->roof->flop_name ? b->roof->flop_name : "what is not known");
     }
-    for (int i = 0; i < N_SHAPE; i++)
+    for (int i = 0; i < e->n_shape; i++)
         for (size_t f = 0; f < HD_COUNT_OF(formats); f++)
-            if (dev->ops->supports(dev->ctx, HD_OP_proj_add, formats[f]))
+            if (e->shapes[i][1] % hd_format_get(formats[f])->block_elems == 0 &&
+                dev->ops->supports(dev->ctx, HD_OP_proj_add, formats[f]))
                 HD_TRY_OUT(time_weight(b, e, &m, formats[f], e->shapes[i]));
     if (j) hd_json_array_end(j);
 out:

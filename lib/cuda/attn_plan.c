@@ -190,6 +190,18 @@ static void check_task(const hd_cuda_plan *p, const hd_batch *b, int ix) {
     HD_ASSERT(pos > last);
 }
 
+/* Rows of split attention: tiles add up, and nothing below n_old is written by the step. */
+static void check_rows(const hd_cuda_plan *p, const hd_batch *b) {
+    for (int r = 0; r < b->n_row; r++) {
+        const hd_cuda_split_row *row = &p->row[r];
+        int s = b->row_seq[r];
+        HD_ASSERT(row->n_pos == b->pos[r] + 1 && row->page0 == b->seq_page0[s]);
+        HD_ASSERT(row[1].tile0 - row->tile0 == up(row->n_pos, TILE));
+        for (int i = b->seq_row0[s]; i < b->seq_row0[s + 1]; i++)
+            HD_ASSERT(b->pos[i] >= row->n_old);
+    }
+}
+
 void hd_cuda_plan_check(const hd_cuda_plan *p, const hd_batch *b) {
     int n_row = 0;
     for (int i = 0; i < p->n_flash; i++) {
@@ -201,4 +213,5 @@ void hd_cuda_plan_check(const hd_cuda_plan *p, const hd_batch *b) {
         for (int r = 0; r < p->run[i].n; r++) HD_ASSERT(!has_task(p, b, p->run[i].row0 + r));
     }
     HD_ASSERT(n_row == b->n_row);
+    check_rows(p, b);
 }

@@ -147,12 +147,19 @@ ALWAYS V add_block(hd_cpu_layout l, bool is_wide, const W *w, const block_scale 
     return acc;
 }
 
+/* Strips lie one after another: what follows in memory is asked for this many bytes ahead, because
+ * the processor's own prefetcher does not keep enough of it on its way while lines are unpacked. */
+#define PREFETCH_AHEAD 8192
+
 /* Rows row0 .. row0+n_row of the strip's VN outputs from `lane` on; rows past the last are the last
  * one again. n_row is a constant after inlining. */
 ALWAYS void packed_tile(enum hd_format f, bool is_wide, const hd_cpu_packed_product *p, int row0,
                         int lane, int n_row) {
     hd_cpu_layout l = hd_cpu_layout_of(f);
     size_t at = 0;
+    /* Later tiles find the strip in a cache. */
+    bool is_first = row0 == 0 && lane == 0;
+    int n_line = (int)(hd_cpu_head_bytes(l.head, 8) / 8 + 63) / 64 + l.low_bits + l.high_bits;
     const unsigned char *x[PACKED_ROWS], *head = p->strip;
     V acc[PACKED_ROWS];
     UNROLL for (int r = 0; r < n_row; r++) {
@@ -164,8 +171,11 @@ ALWAYS void packed_tile(enum hd_format f, bool is_wide, const hd_cpu_packed_prod
         const unsigned char *low = head + hd_cpu_head_bytes(l.head, n_sub) + 4 * lane;
         const unsigned char *high = low + 64 * l.low_bits * n_sub;
         super_scale super = load_super(l, head, lane);
+        const unsigned char *ahead = head + PREFETCH_AHEAD;
         for (int b = 0; b < n_sub; b++, at += p->x_step) {
             W w[8];
+            if (is_first)
+                UNROLL for (int i = 0; i < n_line; i++, ahead += 64) __builtin_prefetch(ahead);
             load_codes(l, low, high, w);
             block_scale s = load_scales(l, super, head, lane, b);
             UNROLL for (int r = 0; r < n_row; r++) acc[r] = add_block(

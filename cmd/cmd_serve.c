@@ -18,9 +18,6 @@
 
 enum { key_max = 1024, key_line_max = 4096 };
 
-/* Spent at start on a first latency profile, when none was kept. */
-enum { MEASURE_MS = 500 };
-
 /* ---- API keys ---- */
 
 typedef struct keys {
@@ -173,7 +170,7 @@ static int run_server(const struct hd_command *c, const struct hd_options *o,
     pthread_t thread;
     hd_engine_config_from(o, &l.config);
     memcpy(l.config.target, target, sizeof l.config.target);
-    l.config.measure_ms = MEASURE_MS;
+    l.config.measure_ms = HD_MEASURE_MS;
     int e = pthread_create(&thread, NULL, load, &l);
     if (e != 0) {
         HD_FAIL(IO, "cannot start a thread: %s", strerror(e));

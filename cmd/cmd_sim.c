@@ -31,7 +31,7 @@ hd_status hd_sim_config_from(const struct hd_options *o, const hd_cost *cost, co
     *out = (hd_sim_config){.loop = {.n_queue_max = c.max_num_queued_reqs,
                                     .queue_tok_max = c.max_num_queued_tokens,
                                     .wait_max_ns = (int64_t)(c.queue_timeout_s * 1e9)},
-                           .measure_ns = (int64_t)(c.measure_ms * 1e6),
+                           .measure_ns = HD_MEASURE_MS * INT64_C(1000000),
                            .cost = cost,
                            .is_async = strcmp(cost->backend, "cuda") == 0,
                            .n_replica = 1,

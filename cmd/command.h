@@ -44,6 +44,9 @@ int hd_command_error(const struct hd_command *c);
 /* Prints what is wrong with the usage and how to get help; returns 2. */
 int hd_command_usage(const struct hd_command *c, const char *fmt, ...) HD_PRINTF(2, 3);
 
+/* How long a server times steps at its start; a simulated one does the same. */
+enum { HD_MEASURE_MS = 500 };
+
 /* The engine's configuration from the options (pointers borrowed from o). A progress bar is shown
  * while loading when stderr is a terminal. */
 void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c);

@@ -141,7 +141,7 @@ void hd_profile_fit(hd_profile *p) {
         if (!solve(&m, support, c)) continue;
         /* At a support's optimum the error is a constant less b.c. */
         for (int k = 0; k < N_TERM; k++) gain += m.b[k] * c[k];
-        if (gain <= best) continue;
+        if (gain <= best * (1 + 1e-9)) continue; /* of equal ones the first: few steps fit many */
         best = gain;
         memcpy(p->c, c, sizeof c);
     }

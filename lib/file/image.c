@@ -164,7 +164,7 @@ static bool put(int fd, const void *p, size_t n) {
     for (const char *at = p; n > 0;) {
         ssize_t done = write(fd, at, n);
         if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) return false;
+        if (done < 0) return false;
         at += done;
         n -= (size_t)done;
     }
@@ -174,16 +174,24 @@ static bool put(int fd, const void *p, size_t n) {
 /* Collects pieces into whole writes. */
 struct writer {
     int fd;
-    char *room; /* [write_bytes] */
+    char *temporary; /* the file's name until it is whole; NULL: it has none */
+    char *room;      /* [write_bytes] */
     size_t used;
     uint64_t done, all;
     bool is_ok;
+    int error; /* errno of what failed, once is_ok is false */
     void (*on_progress)(void *user, double done);
     void *user;
 };
 
+/* Keeps the first error. */
+static void note(struct writer *w, bool is_ok) {
+    if (w->is_ok && !is_ok) w->error = errno;
+    w->is_ok = w->is_ok && is_ok;
+}
+
 static void flush(struct writer *w) {
-    w->is_ok = w->is_ok && put(w->fd, w->room, w->used);
+    if (w->is_ok) note(w, put(w->fd, w->room, w->used));
     w->done += w->used;
     w->used = 0;
     if (w->on_progress) w->on_progress(w->user, (double)w->done / (double)w->all);
@@ -233,27 +241,51 @@ static void write_all(struct writer *w, const char *key, const hd_image_block *b
     hd_free(place);
 }
 
+/* A file in path's folder without a name, of which nothing stays when the program is killed. Not
+ * every file system has them. -1: errno. */
+static int open_unnamed(const char *path) {
+    const char *slash = strrchr(path, '/');
+    size_t n = slash ? (size_t)(slash - path) + 1 : 0;
+    char *folder = n > 0 ? hd_strndup(path, n) : hd_strdup(".");
+    int fd = open(folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    hd_free(folder);
+    return fd;
+}
+
+static void open_file(struct writer *w, const char *path) {
+    w->fd = open_unnamed(path);
+    if (w->fd < 0) {
+        size_t room = strlen(path) + sizeof ".XXXXXX";
+        w->temporary = hd_alloc(room);
+        snprintf(w->temporary, room, "%s.XXXXXX", path);
+        w->fd = mkstemp(w->temporary);
+    }
+    note(w, w->fd >= 0);
+}
+
+/* Whatever had that name before is another image, or a wrong one. */
+static bool give_name(const struct writer *w, const char *path) {
+    char self[32];
+    if (w->temporary) return rename(w->temporary, path) == 0;
+    snprintf(self, sizeof self, "/proc/self/fd/%d", w->fd);
+    if (linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0) return true;
+    return errno == EEXIST && unlink(path) == 0 &&
+           linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0;
+}
+
 hd_status hd_image_write(const char *path, const char *key, const hd_image_block *block,
                          size_t n_block, void (*on_progress)(void *user, double done), void *user) {
     HD_ASSERT(n_block <= blocks_max && strlen(key) < HD_IMAGE_KEY_MAX);
-    size_t room = strlen(path) + sizeof ".XXXXXX";
-    char *temporary = hd_alloc(room);
-    snprintf(temporary, room, "%s.XXXXXX", path);
-    struct writer w = {.fd = mkstemp(temporary), .is_ok = true};
-    w.on_progress = on_progress;
-    w.user = user;
-    bool is_there = w.fd >= 0;
-    if (is_there) {
+    struct writer w = {.is_ok = true, .on_progress = on_progress, .user = user};
+    open_file(&w, path);
+    if (w.is_ok) {
         w.room = hd_alloc(write_bytes);
         write_all(&w, key, block, n_block);
         hd_free(w.room);
-        w.is_ok = w.is_ok && fchmod(w.fd, 0644) == 0 && fsync(w.fd) == 0;
     }
-    w.is_ok = w.is_ok && is_there;
-    int error = errno;
-    if (is_there && close(w.fd) != 0 && w.is_ok) w.is_ok = false, error = errno;
-    if (w.is_ok && rename(temporary, path) != 0) w.is_ok = false, error = errno;
-    if (is_there && !w.is_ok) unlink(temporary);
-    hd_free(temporary);
-    return w.is_ok ? HD_OK : HD_FAIL(IO, "%s: cannot write: %s", path, strerror(error));
+    if (w.is_ok) note(&w, fchmod(w.fd, 0644) == 0 && fsync(w.fd) == 0 && give_name(&w, path));
+    if (!w.is_ok && w.temporary && w.fd >= 0) unlink(w.temporary);
+    if (w.fd >= 0) close(w.fd); /* synced */
+    hd_free(w.temporary);
+    return w.is_ok ? HD_OK : HD_FAIL(IO, "%s: cannot write: %s", path, strerror(w.error));
 }

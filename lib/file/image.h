@@ -32,8 +32,9 @@ void hd_image_close(hd_image *im); /* accepts NULL */
 /* Or NULL when there is no such block of so many bytes. */
 const void *hd_image_find(const hd_image *im, const char *name, uint64_t n_byte);
 
-/* Writes the image under a temporary name beside path, syncs and renames it. on_progress (may be
- * NULL) is told shares in [0, 1]. HD_E_IO: nothing is left behind. */
+/* Writes the image, syncs it, and only then gives it its name: until then it has none or, where the
+ * file system has no such files, a temporary one beside path. on_progress (may be NULL) is told
+ * shares in [0, 1]. HD_E_IO: nothing is left behind. */
 HD_MUST_CHECK hd_status hd_image_write(const char *path, const char *key,
                                        const hd_image_block *block, size_t n_block,
                                        void (*on_progress)(void *user, double done), void *user);

@@ -14,6 +14,8 @@ struct hd_bench_list {
 HD_MUST_CHECK hd_status hd_bench_parse_list(const char *flag, const char *text, int least,
                                             struct hd_bench_list *out);
 int hd_bench_largest(const struct hd_bench_list *l);
+/* The same numbers each time, in [-scale, scale). */
+void hd_bench_fill(float *p, size_t n, float scale);
 
 /* Time as --clock says: the wall's; or the processor time of this thread, in which waiting takes
  * none: what a machine would need that nobody else uses. */

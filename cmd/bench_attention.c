@@ -127,14 +127,6 @@ static void time_point(bench *x, const point *p) {
     hd_json_object_end(b->json);
 }
 
-static void fill(float *p, size_t n, float scale) {
-    uint64_t seed = 1;
-    for (size_t i = 0; i < n; i++) {
-        seed = seed * 6364136223846793005u + 1442695040888963407u;
-        p[i] = ((float)(seed >> 40) / 8388608.0f - 1) * scale;
-    }
-}
-
 static void size_up(bench *x) {
     const struct hd_bench_attention *b = x->b;
     int depth = hd_bench_largest(b->depths), prompt = hd_bench_largest(b->prompts);
@@ -173,7 +165,7 @@ static hd_status open_bench(bench *x) {
     HD_TRY(ops->alloc(ctx, n_q * sizeof(float), &x->q));
     HD_TRY(ops->alloc(ctx, (size_t)x->n_row * N_HEAD_MOST * N_V * sizeof(float), &x->out));
     HD_TRY(ops->alloc(ctx, n_mat * sizeof(uint16_t), &x->weights));
-    fill(x->q, n_q, 1);
+    hd_bench_fill(x->q, n_q, 1);
     for (size_t i = 0; i < n_row && i < N_RANDOM; i++)
         hd_kv_encode(&x->kv, (const float *)x->q + i * w, (char *)x->cache + i * row_bytes);
     for (size_t i = N_RANDOM; i < n_row; i++)

@@ -32,6 +32,14 @@ int hd_bench_largest(const struct hd_bench_list *l) {
     return top;
 }
 
+void hd_bench_fill(float *p, size_t n, float scale) {
+    uint64_t seed = 1;
+    for (size_t i = 0; i < n; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        p[i] = ((float)(seed >> 40) / 8388608.0f - 1) * scale;
+    }
+}
+
 hd_status hd_work_clock_init(hd_work_clock *c, const struct hd_options *o) {
     *c = (hd_work_clock){.is_processor = strcmp(o->bench_clock, "processor") == 0};
     if (!c->is_processor || (o->threads == 1 && strcmp(o->backend, "cuda") != 0)) return HD_OK;

@@ -35,14 +35,6 @@ static const enum hd_format formats[] = {HD_F32,  HD_F16,  HD_BF16, HD_Q8_0,
 /* Weights repeat after so many, for encoding takes long. */
 enum { ENCODED = 1 << 20 };
 
-static void fill(float *p, size_t n, float scale) {
-    uint64_t seed = 1;
-    for (size_t i = 0; i < n; i++) {
-        seed = seed * 6364136223846793005u + 1442695040888963407u;
-        p[i] = ((float)(seed >> 40) / 8388608.0f - 1) * scale;
-    }
-}
-
 /* Seconds of the fastest of the runs that fit into `seconds`, at least three. */
 static hd_status fastest(const hd_dev *dev, const struct hd_op_proj_add *a, int n_op,
                          double seconds, double *best) {
@@ -89,6 +81,7 @@ static hd_status time_weight(const struct hd_bench_products *b, const extent *e,
     size_t n = (size_t)shape[0] * (size_t)shape[1];
     encode(f, m->value, m->bytes, n);
     if (b->dev->ops->prepare) HD_TRY(b->dev->ops->prepare(b->dev->ctx, &w));
+    if (b->dev->ops->settle) HD_TRY_OUT(b->dev->ops->settle(b->dev->ctx));
     if (!j) printf("  %-5s [%4d, %4d]", hd_format_get(f)->name, shape[0], shape[1]);
     double gbytes_s = 0; /* of weights, with one row */
     for (int r = 0; r < e->n_row_count; r++) {
@@ -132,9 +125,9 @@ static hd_status open_memory(const hd_dev *dev, const extent *e, struct memory *
     m->bytes = hd_alloc(n_weight * sizeof(float));
     HD_TRY(dev->ops->alloc(dev->ctx, n_row * sizeof(float), &m->a));
     HD_TRY(dev->ops->alloc(dev->ctx, n_row * sizeof(float), &m->x));
-    fill(m->value, n_row, 1);
+    hd_bench_fill(m->value, n_row, 1);
     HD_TRY(hd_dev_put(dev, m->a, m->value, n_row * sizeof(float)));
-    fill(m->value, ENCODED, 0.03f);
+    hd_bench_fill(m->value, ENCODED, 0.03f);
     return HD_OK;
 }
 

@@ -26,7 +26,7 @@ static() {
     compare "$MODEL" --trace $TRACES/full.csv -t 1 --clock processor --max-num-seqs 32 --runs 3
 }
 priority() {
-    for f in 2 3 3.3 4 6 10; do for p in fcfs priority; do
+    for f in 4.3 4.6 5 6 10; do for p in fcfs priority; do
         sim --trace $TRACES/mixed.csv --load-scale $f --scheduling-policy $p \
             --goodput interactive/ttft:1000,interactive/tpot:200,batch/ttft:60000
     done; done
@@ -40,7 +40,7 @@ lengths() {
     done; done
 }
 elastic() {
-    for f in 4 6 8; do for e in --no-elastic-batching --elastic-batching; do
+    for f in 4 10 12 16; do for e in --no-elastic-batching --elastic-batching; do
         sim --trace $TRACES/bursty.csv --load-scale $f $e --goodput ttft:2000,tpot:150
     done; done
 }
@@ -67,7 +67,7 @@ order() {
     awk 'BEGIN { for (i = 0; i < 64; i++) printf "0,%d,96,g%d,1000,\n", 1008 + i % 7, i % 8 }' >>"$OUT/groups.csv"
     "$HADAL" quantize --type Q4_0 --force "$MODEL" "$OUT/q4.gguf"
     for p in none fragmentation prefix length "none --compaction-pages 16"; do
-        compare "$OUT/q4.gguf" --kv-cache-dtype f16 -t 1 --clock processor --policies dynamic --runs 3 --trace "$OUT/groups.csv" --reorder-policy $p
+        compare "$OUT/q4.gguf" --kv-cache-dtype f16 -t 1 --clock processor --policies dynamic --runs 2 --trace "$OUT/groups.csv" --reorder-policy $p
     done
 }
 # 32 sequences that decode, alone; with a long prompt; and with that in one step.

@@ -8,7 +8,7 @@
  * Quantised weights are repacked when they are loaded (cpu/pack.h) and meet quantised activations.
  * Others are read where they lie, [n_out, n_in] in their file format: `unpack` turns a block of
  * them into a panel with outputs across vector lanes, once for all rows, and the product runs on
- * the panel. There is no second copy of any weight. Thread: any; kernels hold no state and allocate
+ * the panel; of those there is no copy. Thread: any; kernels hold no state and allocate
  * nothing. All float buffers 64-byte aligned. */
 #ifndef HD_CPU_KERNEL_H
 #define HD_CPU_KERNEL_H

@@ -3,7 +3,9 @@
  *
  * Norms and biases become float32 arrays. A matrix stays as stored and is read from the mapping
  * where it lies there whole and aligned; else (a transposed key matrix, an unaligned safetensors
- * tensor) the model owns one copy. A format that the device's op cannot read ends the load. */
+ * tensor) the model owns one copy. A device may then read a copy of its own, repacked or uploaded
+ * (prepare), or one that an image has (model/repack.h). A format that the device's op cannot read
+ * ends the load. */
 #include "model/offload.h"
 #include "model/repack.h"
 #include "model/shard.h"

@@ -29,8 +29,8 @@
  * tolerance of those who decode in it. The tolerance is wider when the most urgent prompt would be
  * late otherwise, or more load is forecast than the machine can do.
  *
- * Now and then pages of a running sequence are moved, so that they lie side by side: the batch says
- * which are copied where before its rows are computed.
+ * Where compact_page_max allows it, pages of a running sequence are moved now and then, so that
+ * they lie side by side: the batch says which are copied where before its rows are computed.
  *
  * At most min(n_seq_max, n_row_max) sequences run, so each of them gets a row. A sequence is
  * admitted in order of rank when a slot is free and the pool holds all pages of its known tokens,

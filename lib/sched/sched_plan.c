@@ -64,7 +64,7 @@ static void preempt(hd_sched *s, hd_seq *q) {
     hd_sched_stop(s, q);
     hd_sched_enqueue(s, q);
     s->n_preempt++;
-    s->n_batch_left++;
+    if (s->c.is_static) s->n_batch_left++;
 }
 
 /* What a preemption of q costs and frees. Pages that others hold too stay: they are the first ones,
@@ -255,7 +255,7 @@ static void take_pages(hd_sched *s, hd_seq *q, int n_hit) {
 static void start(hd_sched *s, struct plan *p, hd_seq *q, int n_hit) {
     HD_ASSERT(hd_seq_n_known(q) == q->n_tok); /* whoever was preempted has been told since */
     hd_sched_dequeue(s, q);
-    s->n_batch_left--;
+    if (s->c.is_static) s->n_batch_left--;
     s->n_since_aged++;
     if (q == p->aged) {
         q->bucket = HD_BUCKET_AGED;

@@ -58,8 +58,9 @@ test('products alone', () => {
   const r = bench('--products', '--seconds', '0', '--json');
   assert.equal(r.status, 0, r.stderr);
   const { products } = JSON.parse(r.stdout);
-  assert.equal(products.length, 3 * 4 * 5);
-  for (const p of products) assert.ok(p.gflops_s > 0 && ['F32', 'F16', 'BF16', 'Q8_0'].includes(p.format));
+  const formats = ['F32', 'F16', 'BF16', 'Q8_0', 'Q5_0', 'Q4_K', 'Q6_K'];
+  assert.equal(products.length, 3 * formats.length * 5);
+  for (const p of products) assert.ok(p.gflops_s > 0 && formats.includes(p.format));
   assert.match(bench('--products', '--seconds', '0', '--isa', 'scalar').stdout, /Q8_0 {2}\[2048, 2048\]/);
 });
 

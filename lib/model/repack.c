@@ -2,6 +2,7 @@
 #include "model/repack.h"
 
 #include "base/log.h"
+#include "base/version.h"
 #include "file/mapping.h"
 #include "model/offload.h"
 
@@ -32,7 +33,8 @@ hd_status hd_repack_open(hd_model *m) {
         return HD_FAIL(IO, "repack cache: %s: %s", m->opt.repack_cache, strerror(errno));
     char identity[33];
     hd_checkpoint_identity(m->checkpoint, identity);
-    snprintf(m->repack_key, sizeof m->repack_key, "%s-%s", identity, dev->ops->image_layout);
+    snprintf(m->repack_key, sizeof m->repack_key, "%s-%s-%s", identity, dev->ops->image_layout,
+             HD_VERSION);
     char *path = image_path(m);
     hd_status s = hd_image_open(path, m->repack_key, &m->image);
     if (s != HD_OK && s != HD_E_NOT_FOUND)

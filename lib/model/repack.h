@@ -1,8 +1,9 @@
 /* The repacked copies of weights, kept in a folder: a model that was loaded once is mapped from
  * there, in no time, instead of being repacked.
  *
- * One file a model and layout (file/image.h). Its key is hd_checkpoint_identity and the device's
- * layout, so a model whose files changed, or a newer program, makes another. A file that is wrong
+ * One file a model and layout (file/image.h). Its key is hd_checkpoint_identity, the device's
+ * layout and the program's version, so a model whose files changed, or another release, which may
+ * read them otherwise, makes another. A file that is wrong
  * is told in one line and made anew; one that cannot be written, too, and does no harm. */
 #ifndef HD_MODEL_REPACK_H
 #define HD_MODEL_REPACK_H

@@ -198,6 +198,7 @@ test('repacked weights are kept, mapped again, and made anew when they are wrong
     assert.doesNotMatch(cached(), /repacked/);
     assert.equal(images().length, 1);
     const [image] = images(), first = statSync(image);
+    assert.match(path.basename(image), /^[0-9a-f]{32}-cpu\d+-\d+\.\d+\.\d+\.image$/);
     assert.doesNotMatch(cached(), /repacked/);
     assert.equal(statSync(image).ino, first.ino, 'it was read, not written again');
     truncateSync(image, first.size - 1);

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/sort.h"
+#include "engine/memory.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -127,14 +128,22 @@ static void time_point(bench *x, const point *p) {
     hd_json_object_end(b->json);
 }
 
-static void size_up(bench *x) {
+static hd_status size_up(bench *x) {
     const struct hd_bench_attention *b = x->b;
     int depth = hd_bench_largest(b->depths), prompt = hd_bench_largest(b->prompts);
     x->n_seq = hd_bench_largest(b->batches);
     x->n_row = prompt > x->n_seq ? prompt : x->n_seq;
     x->n_pos = depth + prompt;
-    x->n_page = x->n_seq * pages_of(x, depth + 1);
-    if (x->n_page < pages_of(x, x->n_pos)) x->n_page = pages_of(x, x->n_pos);
+    double n_page = (double)x->n_seq * pages_of(x, depth + 1);
+    if (n_page < pages_of(x, x->n_pos)) n_page = pages_of(x, x->n_pos);
+    double n_byte = n_page * (double)hd_kv_bytes(&x->kv, (size_t)b->page_tok) +
+                    (double)x->n_row * N_HEAD_MOST * (N_NOPE + N_ROPE + N_V) * sizeof(float);
+    double free_bytes = (double)hd_memory_free_bytes("");
+    if (n_byte > free_bytes || n_page * b->page_tok > INT32_MAX)
+        return HD_FAIL(NO_MEMORY, "--attention: a cache and queries of %.1f GB, found %.1f GB",
+                       n_byte / 1e9, free_bytes / 1e9);
+    x->n_page = (int)n_page;
+    return HD_OK;
 }
 
 /* Memory, all of it written. */
@@ -210,8 +219,8 @@ hd_status hd_bench_attention(const struct hd_bench_attention *b) {
     if (hd_dev_has_memory(b->dev))
         return HD_FAIL(UNSUPPORTED, "--attention: backend %s has memory of its own; expected cpu",
                        b->dev->ops->name);
-    size_up(&x);
-    hd_status s = open_bench(&x);
+    hd_status s = size_up(&x);
+    if (s == HD_OK) s = open_bench(&x);
     if (s == HD_OK) {
         if (b->json) {
             hd_json_key(b->json, "attention");

@@ -74,6 +74,9 @@ test('attention alone', () => {
   assert.deepEqual(attention.slice(4, 8).map((p) => [p.form, p.sequences, p.tokens, p.behind, p.shared]),
     [['decode', 1, 1, 70, 0], ['decode', 3, 1, 70, 0], ['decode', 3, 1, 70, 1], ['prompt', 1, 5, 70, 0]]);
   assert.match(bench(...some).stdout, /decode {3}16 heads, {2}3 x {5}1 tokens behind {4}70, shared: .*GFLOP/);
+  const large = bench('--attention', '--batch', '1048576', '--depth', '1048576');
+  assert.equal(large.status, 1);
+  assert.match(large.stderr, /--attention: a cache and queries of [\d.]+ GB, found [\d.]+ GB/);
 });
 
 test('bad lists and contexts are refused', () => {

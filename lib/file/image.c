@@ -174,8 +174,10 @@ static bool put(int fd, const void *p, size_t n) {
 /* Collects pieces into whole writes. */
 struct writer {
     int fd;
-    char *temporary; /* the file's name until it is whole; NULL: it has none */
-    char *room;      /* [write_bytes] */
+    char *temporary; /* [room_name] the file's name, once is_named, until it is whole */
+    size_t room_name;
+    bool is_named;
+    char *room; /* [write_bytes] */
     size_t used;
     uint64_t done, all;
     bool is_ok;
@@ -253,24 +255,27 @@ static int open_unnamed(const char *path) {
 }
 
 static void open_file(struct writer *w, const char *path) {
+    w->room_name = strlen(path) + 32;
+    w->temporary = hd_alloc(w->room_name);
     w->fd = open_unnamed(path);
     if (w->fd < 0) {
-        size_t room = strlen(path) + sizeof ".XXXXXX";
-        w->temporary = hd_alloc(room);
-        snprintf(w->temporary, room, "%s.XXXXXX", path);
+        snprintf(w->temporary, w->room_name, "%s.XXXXXX", path);
         w->fd = mkstemp(w->temporary);
+        w->is_named = w->fd >= 0;
     }
     note(w, w->fd >= 0);
 }
 
-/* Whatever had that name before is another image, or a wrong one. */
-static bool give_name(const struct writer *w, const char *path) {
+/* A file without a name gets one that nothing has, for the moment that it takes to rename it. */
+static bool name_temporarily(struct writer *w, const char *path) {
     char self[32];
-    if (w->temporary) return rename(w->temporary, path) == 0;
     snprintf(self, sizeof self, "/proc/self/fd/%d", w->fd);
-    if (linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0) return true;
-    return errno == EEXIST && unlink(path) == 0 &&
-           linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0;
+    for (int i = 0; !w->is_named; i++) {
+        snprintf(w->temporary, w->room_name, "%s.%d.%d", path, (int)getpid(), i);
+        w->is_named = linkat(AT_FDCWD, self, AT_FDCWD, w->temporary, AT_SYMLINK_FOLLOW) == 0;
+        if (!w->is_named && errno != EEXIST) return false;
+    }
+    return true;
 }
 
 hd_status hd_image_write(const char *path, const char *key, const hd_image_block *block,
@@ -283,8 +288,10 @@ hd_status hd_image_write(const char *path, const char *key, const hd_image_block
         write_all(&w, key, block, n_block);
         hd_free(w.room);
     }
-    if (w.is_ok) note(&w, fchmod(w.fd, 0644) == 0 && fsync(w.fd) == 0 && give_name(&w, path));
-    if (!w.is_ok && w.temporary && w.fd >= 0) unlink(w.temporary);
+    if (w.is_ok)
+        note(&w, fchmod(w.fd, 0644) == 0 && fsync(w.fd) == 0 && name_temporarily(&w, path) &&
+                     rename(w.temporary, path) == 0);
+    if (!w.is_ok && w.is_named) unlink(w.temporary);
     if (w.fd >= 0) close(w.fd); /* synced */
     hd_free(w.temporary);
     return w.is_ok ? HD_OK : HD_FAIL(IO, "%s: cannot write: %s", path, strerror(w.error));

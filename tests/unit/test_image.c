@@ -7,6 +7,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -156,12 +157,37 @@ static void it_has_no_name_before_it_is_whole(void **state) {
     assert_int_equal(n_file(), 1);
 }
 
+static void *write_often(void *arg) {
+    static const hd_image_block block = {.name = "a", .ptr = small, .n_byte = sizeof small};
+    hd_status *s = arg;
+    for (int i = 0; i < 20 && *s == HD_OK; i++)
+        *s = hd_image_write(path, "key", &block, 1, NULL, NULL);
+    return NULL;
+}
+
+/* As servers that start side by side do: each one's is whole, and the last one stays. */
+static void several_write_at_once(void **state) {
+    (void)state;
+    enum { N = 4 };
+    pthread_t thread[N];
+    hd_status s[N] = {HD_OK};
+    hd_image *im;
+    for (int i = 0; i < N; i++)
+        assert_int_equal(pthread_create(&thread[i], NULL, write_often, &s[i]), 0);
+    for (int i = 0; i < N; i++) pthread_join(thread[i], NULL);
+    for (int i = 0; i < N; i++) assert_int_equal(s[i], HD_OK);
+    assert_int_equal(n_file(), 1);
+    assert_ok(hd_image_open(path, "key", &im));
+    hd_image_close(im);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(found_again),
         cmocka_unit_test(wrong_ones_are_refused),
         cmocka_unit_test(no_half_is_left),
         cmocka_unit_test(it_has_no_name_before_it_is_whole),
+        cmocka_unit_test(several_write_at_once),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

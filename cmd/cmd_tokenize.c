@@ -66,12 +66,12 @@ static hd_status encode_line(struct job *j, const char *line, size_t n) {
     j->n_line++;
     json_t *root = json_loadb(line, n, JSON_ALLOW_NUL | JSON_DECODE_ANY, &e);
     if (!root)
-        return HD_FAIL(INVALID, "line %zu: not valid JSON: column %d: %s", j->n_line, e.column,
+        return HD_FAIL(CORRUPT, "line %zu: not valid JSON: column %d: %s", j->n_line, e.column,
                        e.text);
     const json_t *text = json_object_get(root, "text");
     if (!json_is_string(text)) {
         json_decref(root);
-        return HD_FAIL(INVALID, "line %zu: expected an object with a string \"text\"", j->n_line);
+        return HD_FAIL(CORRUPT, "line %zu: expected an object with a string \"text\"", j->n_line);
     }
     encode(j, (hd_str){json_string_value(text), json_string_length(text)});
     json_decref(root);

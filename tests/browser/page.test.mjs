@@ -103,7 +103,8 @@ test('a question is answered with the API\'s words, and the charts draw it', asy
         await answer(page, 'done').waitFor();
         const expected = await answerOfApi(STORY);
         assert.equal(words(await page.locator('.answer .prose').innerText()), words(expected.content));
-        assert.match(await page.locator('.stats').innerText(), /\d+ tokens.*tok\/s.*first token \d/s);
+        // No rate where the whole answer came at once: this machine may be fast, or busy.
+        assert.match(await page.locator('.stats').innerText(), /^\d+ tokens\n([\d.,]+k? tok\/s\n)?first token \d/);
         await until('the charts to draw', async () => (await inkOf(page, /^Tokens per second/)) > 50 && (await inkOf(page, /^Requests and KV/)) > 20);
         await page.getByText('2,048 tokens', { exact: true }).waitFor();
         await page.getByText(/^cpu, /).waitFor();

@@ -124,6 +124,21 @@ hd_dev test_open_raw(test_level level, const hd_dev_limits *limits) {
     return d;
 }
 
+int test_kernels(const hd_cpu_kernels **out) {
+    test_level level[9];
+    int n = 0, n_level = test_levels(level);
+    for (int i = 0; i < n_level; i += 3) {
+        out[n] = &hd_cpu_scalar;
+#if defined(__x86_64__)
+        if (strcmp(level[i].isa, "avx2") == 0) out[n] = &hd_cpu_avx2;
+        if (strcmp(level[i].isa, "avx512") == 0) out[n] = &hd_cpu_avx512;
+#endif
+        assert_string_equal(out[n]->name, level[i].isa);
+        n++;
+    }
+    return n;
+}
+
 hd_dev test_open_cpu(test_level level, const hd_dev_limits *limits) {
     hd_dev d = test_open_raw(level, limits);
     return d.ops->prepare != NULL ? test_stage(d) : d;

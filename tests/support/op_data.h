@@ -7,6 +7,8 @@
 #include "support/backend.h"
 #include "support/check.h"
 
+#include "cpu/kernel.h"
+
 double test_uniform(void); /* [-1, 1), one sequence a process */
 int test_below(int n);     /* 0 .. n-1 */
 float *test_floats(size_t n, double scale);
@@ -35,6 +37,8 @@ typedef struct test_level {
 } test_level;
 /* Fills out[] with level x {1, 2, 3} threads; returns how many (at most 9). */
 int test_levels(test_level *out);
+/* The kernels of those levels, which out has room for; returns how many (at most 3). */
+int test_kernels(const hd_cpu_kernels **out);
 hd_dev test_open_cpu(test_level level, const hd_dev_limits *limits);
 /* The same, but the arguments of its ops have to be in its memory, where it has its own. */
 hd_dev test_open_raw(test_level level, const hd_dev_limits *limits);

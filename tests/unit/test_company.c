@@ -3,12 +3,12 @@
  * long ones, which have other kernels. HADAL_TEST_BACKEND=cuda: on the GPU, with and without
  * products that round. (What else may not matter on the cpu: test_engine.c.) */
 #include "hadal.h"
+#include "support/answer.h"
 #include "support/backend.h"
 #include "support/check.h"
 
 #include "base/log.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,56 +16,26 @@ enum { N_REQUEST = 10, PROMPT_MAX = 420, N_NEW = 12 };
 /* Below and above the length from which a prompt takes the expanded form (43 in this model). */
 static const int lengths[N_REQUEST] = {3, 20, 42, 43, 44, 70, 150, 251, 400, 420};
 
-typedef struct answer {
-    int32_t prompt[PROMPT_MAX];
-    int32_t token[N_NEW];
-    float logprob[N_NEW];
-    int n;
-    enum hd_finish finish;
-    bool is_done;
-} answer;
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t done = PTHREAD_COND_INITIALIZER;
-
-static bool receive(void *user, const hd_event *ev) {
-    answer *a = user;
-    if (ev->token >= 0 && a->n < N_NEW) {
-        a->logprob[a->n] = ev->logprob;
-        a->token[a->n++] = ev->token;
-    }
-    if (ev->finish == HD_FINISH_NONE) return true;
-    pthread_mutex_lock(&lock);
-    a->finish = ev->finish;
-    a->is_done = true;
-    pthread_cond_broadcast(&done);
-    pthread_mutex_unlock(&lock);
-    return true;
-}
-
-static void await(answer *a) {
-    pthread_mutex_lock(&lock);
-    while (!a->is_done) pthread_cond_wait(&done, &lock);
-    pthread_mutex_unlock(&lock);
+static void await(test_answer *a) {
+    test_answer_await(a);
     assert_int_equal(a->finish, HD_FINISH_LENGTH);
     assert_int_equal(a->n, N_NEW);
 }
 
-static void submit(hd_engine *e, int which, answer *a) {
+static void submit(hd_engine *e, int which, test_answer *a) {
+    int32_t prompt[PROMPT_MAX];
     hd_request r;
     uint64_t id;
-    *a = (answer){0};
     for (int i = 0; i < lengths[which]; i++)
-        a->prompt[i] = 100 + (31 * i + 7 * i * which + 11 * which) % 900;
+        prompt[i] = 100 + (31 * i + 7 * i * which + 11 * which) % 900;
     hd_request_init(&r);
-    r.prompt = a->prompt;
+    r.prompt = prompt;
     r.n_prompt = lengths[which];
     r.max_tokens = N_NEW;
     r.ignore_eos = true;
     r.sampling.temperature = 0;
     r.sampling.n_top_logprob = 0;
-    r.on_event = receive;
-    r.user = a;
+    test_answer_expect(a, &r);
     assert_ok(hd_request_submit(e, &r, &id));
 }
 
@@ -88,7 +58,7 @@ static hd_engine *open_engine(int n_row_max) {
 static void the_same_bits(void **state) {
     (void)state;
     static const int budgets[] = {512, 2048, 100, 17};
-    static answer alone[N_REQUEST], many[N_REQUEST];
+    static test_answer alone[N_REQUEST], many[N_REQUEST];
     hd_engine *e = open_engine(budgets[0]);
     for (int i = 0; i < N_REQUEST; i++) {
         submit(e, i, &alone[i]);

@@ -2,26 +2,9 @@
  * code over all bit patterns that matter, the exponential against libm, softmax against double. */
 #include "support/op_data.h"
 
-#include "cpu/kernel.h"
-
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-static int kernels(const hd_cpu_kernels **out) {
-    test_level level[9];
-    int n = 0, n_level = test_levels(level);
-    for (int i = 0; i < n_level; i += 3) {
-        out[n] = &hd_cpu_scalar;
-#if defined(__x86_64__)
-        if (strcmp(level[i].isa, "avx2") == 0) out[n] = &hd_cpu_avx2;
-        if (strcmp(level[i].isa, "avx512") == 0) out[n] = &hd_cpu_avx512;
-#endif
-        assert_string_equal(out[n]->name, level[i].isa);
-        n++;
-    }
-    return n;
-}
 
 static void same_float(float found, float expected, uint32_t pattern, const char *what) {
     if (isnan(expected) && isnan(found)) return;
@@ -33,7 +16,7 @@ static void same_float(float found, float expected, uint32_t pattern, const char
 static void decoding_is_the_reference(void **state) {
     (void)state;
     const hd_cpu_kernels *k[3];
-    int n = kernels(k);
+    int n = test_kernels(k);
     static uint16_t h[65536];
     static float found[65536];
     for (uint32_t i = 0; i < 65536; i++) h[i] = (uint16_t)i;
@@ -52,7 +35,7 @@ static void encoding_is_the_reference(void **state) {
     (void)state;
     enum { N = 65536 * 8 };
     const hd_cpu_kernels *k[3];
-    int n = kernels(k);
+    int n = test_kernels(k);
     float *x = malloc(sizeof *x * N), back[2];
     uint16_t *found = malloc(sizeof *found * N), *expected = malloc(sizeof *found * N);
     assert_true(x != NULL && found != NULL && expected != NULL);
@@ -95,7 +78,7 @@ static void encoding_is_the_reference(void **state) {
 static void silu_is_accurate(void **state) {
     (void)state;
     const hd_cpu_kernels *k[3];
-    int n = kernels(k);
+    int n = test_kernels(k);
     enum { N = 20001 };
     static float g[N], one[N], y[N];
     for (int i = 0; i < N; i++) {
@@ -123,7 +106,7 @@ static void softmax_in_blocks(void **state) {
     (void)state;
     enum { Q = 16, MOST = 200 };
     const hd_cpu_kernels *k[3];
-    int n = kernels(k);
+    int n = test_kernels(k);
     for (int i = 0; i < n; i++) {
         for (int len = 1; len <= MOST; len += 13) {
             float *s = test_floats((size_t)len * Q, 30), *p = test_copy(s, (size_t)len * Q);
@@ -182,7 +165,7 @@ static void weights_are_accurate(void **state) {
     (void)state;
     enum { N = 87 * 4096 };
     const hd_cpu_kernels *k[3];
-    int n = kernels(k);
+    int n = test_kernels(k);
     for (int i = 0; i < n; i++) {
         for (int at = 0; at < N; at += 8) {
             float s[2 * 16] = {0}, x[8], m[16], l[16];
@@ -262,7 +245,7 @@ static void check_strided(const hd_cpu_kernels *k, const strided_case *s) {
 static void strided_products(void **state) {
     (void)state;
     const hd_cpu_kernels *k[3];
-    int n = kernels(k);
+    int n = test_kernels(k);
     float *a = test_floats(S_ROWS * S_K, 1), *b = test_floats(S_K * S_LANES, 1);
     float *c = test_floats(S_ROWS * S_LANES, 1), *keep = test_floats(S_ROWS, 1);
     float *gain = test_floats(S_ROWS, 1);
@@ -301,7 +284,7 @@ static void fill_group(float *x, int n, int round) {
 static void cache_groups_are_the_reference(void **state) {
     (void)state;
     const hd_cpu_kernels *k[3];
-    int n_level = kernels(k);
+    int n_level = test_kernels(k);
     float x[HD_KV_GROUP_MAX], expected[HD_KV_GROUP_MAX], found[HD_KV_GROUP_MAX];
     unsigned char row[512], code[HD_KV_GROUP_MAX];
     for (int round = 0; round < 20000; round++) {

@@ -3,28 +3,11 @@
  * the same bits whichever rows stand beside a row, and the same bits on AVX2 and AVX-512. */
 #include "support/op_data.h"
 
-#include "cpu/kernel.h"
-
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { ROW_MAX = 37 };
-
-static int kernels(const hd_cpu_kernels **out) {
-    test_level level[9];
-    int n = 0, n_level = test_levels(level);
-    for (int i = 0; i < n_level; i += 3) {
-        out[n] = &hd_cpu_scalar;
-#if defined(__x86_64__)
-        if (strcmp(level[i].isa, "avx2") == 0) out[n] = &hd_cpu_avx2;
-        if (strcmp(level[i].isa, "avx512") == 0) out[n] = &hd_cpu_avx512;
-#endif
-        assert_string_equal(out[n]->name, level[i].isa);
-        n++;
-    }
-    return n;
-}
 
 static bool is_fused(const hd_cpu_kernels *k) { return k != &hd_cpu_scalar; }
 
@@ -143,7 +126,7 @@ static void check_sums(const matrix *m, const rows *x, int strip, const float *c
 static void check_product(const matrix *m, bool is_wide) {
     static float c[3][ROW_MAX * HD_CPU_STRIP], alone[ROW_MAX * HD_CPU_STRIP];
     const hd_cpu_kernels *k[3];
-    int n_level = kernels(k), n_strip = (m->n_out + 15) / 16;
+    int n_level = test_kernels(k), n_strip = (m->n_out + 15) / 16;
     float *from[ROW_MAX];
     for (int r = 0; r < ROW_MAX; r++) from[r] = test_floats((size_t)m->n_in, r % 3 == 0 ? 100 : 1);
     for (int strip = 0; strip < n_strip; strip++) {
@@ -189,7 +172,7 @@ static void products_are_exact_sums(void **state) {
 static void weights_as_floats_are_the_decoding(void **state) {
     (void)state;
     const hd_cpu_kernels *k[3];
-    int n_level = kernels(k);
+    int n_level = test_kernels(k);
     for (int f = 0; f < HD_FORMAT_COUNT; f++) {
         if (!hd_cpu_is_packed(f)) continue;
         matrix m = random_matrix(f, 256 + hd_format_get(f)->block_elems, 40);
@@ -218,7 +201,7 @@ static void weights_as_floats_are_the_decoding(void **state) {
 static void integer_products_do_not_saturate(void **state) {
     (void)state;
     const hd_cpu_kernels *k[3];
-    int n_level = kernels(k);
+    int n_level = test_kernels(k);
     enum { N_IN = 64 };
     const int extreme[2] = {-128, 127};
     for (int i = 0; i < n_level; i++) {

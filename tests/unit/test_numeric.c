@@ -3,6 +3,7 @@
  * that get the failed one's pages next. The model is the embedded one with an infinity in the
  * embedding of one token. HADAL_TEST_BACKEND=cuda: on the GPU. */
 #include "hadal.h"
+#include "support/answer.h"
 #include "support/backend.h"
 #include "support/check.h"
 #include "support/files.h"
@@ -10,53 +11,20 @@
 #include "base/log.h"
 #include "file/checkpoint.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { BAD_TOKEN = 777, POOL_TOK = 1024, N_GOOD = 7, N_PROMPT = 30, N_NEW = 24 };
 
-typedef struct answer {
+typedef struct asked {
     int32_t prompt[POOL_TOK];
-    int32_t token[N_NEW];
-    float logprob[N_NEW];
-    int n;
-    enum hd_finish finish;
-    hd_status status;
-    bool is_done;
-} answer;
+    test_answer answer;
+} asked;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t done = PTHREAD_COND_INITIALIZER;
-
-static bool receive(void *user, const hd_event *ev) {
-    answer *a = user;
-    if (ev->token >= 0 && a->n < N_NEW) {
-        a->logprob[a->n] = ev->logprob;
-        a->token[a->n++] = ev->token;
-    }
-    if (ev->finish == HD_FINISH_NONE) return true;
-    pthread_mutex_lock(&lock);
-    a->finish = ev->finish;
-    a->status = ev->status;
-    a->is_done = true;
-    pthread_cond_broadcast(&done);
-    pthread_mutex_unlock(&lock);
-    return true;
-}
-
-static void await(answer *a) {
-    pthread_mutex_lock(&lock);
-    while (!a->is_done) pthread_cond_wait(&done, &lock);
-    pthread_mutex_unlock(&lock);
-}
-
-static void submit(hd_engine *e, answer *a, int n_prompt, const hd_logit_bias *bias) {
+static void submit(hd_engine *e, asked *a, int n_prompt, const hd_logit_bias *bias) {
     hd_request r;
     uint64_t id;
-    a->n = 0;
-    a->is_done = false;
     hd_request_init(&r);
     r.prompt = a->prompt;
     r.n_prompt = n_prompt;
@@ -66,13 +34,12 @@ static void submit(hd_engine *e, answer *a, int n_prompt, const hd_logit_bias *b
     r.sampling.n_top_logprob = test_backend() ? -1 : 0; /* a GPU draws the tokens itself */
     r.sampling.bias = bias;
     r.sampling.n_bias = bias != NULL;
-    r.on_event = receive;
-    r.user = a;
+    test_answer_expect(&a->answer, &r);
     assert_ok(hd_request_submit(e, &r, &id));
 }
 
 /* A prompt that differs by `which` from its first token on. */
-static void fill(answer *a, int n_prompt, int which) {
+static void fill(asked *a, int n_prompt, int which) {
     for (int i = 0; i < n_prompt; i++) a->prompt[i] = 100 + (37 * i + 11 * which) % 600;
 }
 
@@ -116,26 +83,26 @@ static hd_engine *open_engine(const char *model) {
     return e;
 }
 
-static void check_good(const answer *want, answer *got) {
+static void check_good(const asked *want, asked *got) {
     for (int i = 0; i < N_GOOD; i++) {
-        await(&got[i]);
-        assert_int_equal(got[i].finish, HD_FINISH_LENGTH);
-        assert_int_equal(got[i].n, N_NEW);
+        const test_answer *w = &want[i].answer, *g = &got[i].answer;
+        test_answer_await(&got[i].answer);
+        assert_int_equal(g->finish, HD_FINISH_LENGTH);
+        assert_int_equal(g->n, N_NEW);
         if (!test_is_deterministic()) continue; /* tokens may turn with the batch */
-        assert_memory_equal(got[i].token, want[i].token, sizeof want[i].token);
-        if (!test_backend())
-            assert_memory_equal(got[i].logprob, want[i].logprob, sizeof want[i].logprob);
+        assert_memory_equal(g->token, w->token, sizeof w->token);
+        if (!test_backend()) assert_memory_equal(g->logprob, w->logprob, sizeof w->logprob);
     }
 }
 
-static void check_bad(answer *bad, int n_token) {
-    await(bad);
+static void check_bad(test_answer *bad, int n_token) {
+    test_answer_await(bad);
     assert_int_equal(bad->finish, HD_FINISH_ERROR);
     assert_int_equal(bad->status, HD_E_NUMERIC);
     assert_int_equal(bad->n, n_token);
 }
 
-static void submit_good(hd_engine *e, answer *a) {
+static void submit_good(hd_engine *e, asked *a) {
     for (int i = 0; i < N_GOOD; i++) {
         fill(&a[i], N_PROMPT, i);
         submit(e, &a[i], N_PROMPT, NULL);
@@ -144,7 +111,7 @@ static void submit_good(hd_engine *e, answer *a) {
 
 static void fails_alone(void **state) {
     (void)state;
-    static answer want[N_GOOD], got[N_GOOD], bad;
+    static asked want[N_GOOD], got[N_GOOD], bad;
     static const hd_logit_bias to_bad = {BAD_TOKEN, 100};
     hd_engine *e = open_engine(plant());
     submit_good(e, want);
@@ -155,14 +122,14 @@ static void fails_alone(void **state) {
     bad.prompt[N_PROMPT - 1] = BAD_TOKEN;
     submit_good(e, got);
     submit(e, &bad, N_PROMPT, NULL);
-    check_bad(&bad, 0);
+    check_bad(&bad.answer, 0);
     check_good(want, got);
 
     /* A generated token. */
     fill(&bad, N_PROMPT, N_GOOD);
     submit_good(e, got);
     submit(e, &bad, N_PROMPT, &to_bad);
-    check_bad(&bad, 1);
+    check_bad(&bad.answer, 1);
     check_good(want, got);
 
     /* A prompt that leaves nearly every page full of what is not finite. */
@@ -170,7 +137,7 @@ static void fails_alone(void **state) {
     fill(&bad, n_long, N_GOOD);
     bad.prompt[0] = BAD_TOKEN;
     submit(e, &bad, n_long, NULL);
-    check_bad(&bad, 0);
+    check_bad(&bad.answer, 0);
     submit_good(e, got);
     check_good(want, got);
     hd_engine_close(e);

@@ -1,6 +1,7 @@
 /* The mini model over ranks through the engine: the same greedy tokens as one rank, the same bits
  * in every run and beside others, and what happens when a rank breaks. HADAL_TEST_BACKEND=cuda: on
  * GPUs, one a rank, of the HADAL_TEST_GPUS there are. */
+#include "support/answer.h"
 #include "support/backend.h"
 #include "support/check.h"
 
@@ -8,8 +9,6 @@
 #include "engine/impl.h"
 
 #include <math.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,39 +22,10 @@ static const char *const texts[N_PROMPT] = {
     "\"Where are you going?\" asked the wolf. \"To my grandmother,\" she said.",
 };
 
-typedef struct answer {
-    int32_t token[N_NEW];
-    float logprob[N_NEW];
-    int n;
-    enum hd_finish finish;
-    char error[256];
-    _Atomic bool is_done;
-} answer;
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t done = PTHREAD_COND_INITIALIZER;
-
-static bool receive(void *user, const hd_event *ev) {
-    answer *a = user;
-    if (ev->token >= 0 && a->n < N_NEW) {
-        a->logprob[a->n] = ev->logprob;
-        a->token[a->n++] = ev->token;
-    }
-    if (ev->finish == HD_FINISH_NONE) return true;
-    a->finish = ev->finish;
-    if (ev->error) snprintf(a->error, sizeof a->error, "%s", ev->error);
-    pthread_mutex_lock(&lock);
-    a->is_done = true;
-    pthread_cond_broadcast(&done);
-    pthread_mutex_unlock(&lock);
-    return true;
-}
-
-static hd_status submit(hd_engine *e, int which, answer *a) {
+static hd_status submit(hd_engine *e, int which, test_answer *a) {
     hd_request r;
     hd_token_list prompt;
     uint64_t id;
-    *a = (answer){0};
     hd_request_init(&r);
     assert_ok(hd_engine_tokenize(e, hd_str_of(texts[which]), false, true, &prompt));
     r.prompt = prompt.id;
@@ -64,17 +34,10 @@ static hd_status submit(hd_engine *e, int which, answer *a) {
     r.sampling.temperature = 0;
     r.sampling.n_top_logprob = 1;
     r.ignore_eos = true;
-    r.on_event = receive;
-    r.user = a;
+    test_answer_expect(a, &r);
     hd_status s = hd_request_submit(e, &r, &id);
     hd_engine_free_ids(&prompt);
     return s;
-}
-
-static void await(answer *a) {
-    pthread_mutex_lock(&lock);
-    while (!a->is_done) pthread_cond_wait(&done, &lock);
-    pthread_mutex_unlock(&lock);
 }
 
 /* False, told: there are too few GPUs. */
@@ -103,13 +66,13 @@ static hd_engine *open_engine(int n_rank, bool is_expert_parallel) {
 }
 
 /* All at once, or one after another. */
-static void answer_all(hd_engine *e, bool is_together, answer a[N_PROMPT]) {
+static void answer_all(hd_engine *e, bool is_together, test_answer a[N_PROMPT]) {
     for (int i = 0; i < N_PROMPT; i++) {
         assert_ok(submit(e, i, &a[i]));
-        if (!is_together) await(&a[i]);
+        if (!is_together) test_answer_await(&a[i]);
     }
     for (int i = 0; i < N_PROMPT; i++) {
-        await(&a[i]);
+        test_answer_await(&a[i]);
         assert_int_equal(a[i].finish, HD_FINISH_LENGTH);
         assert_int_equal(a[i].n, N_NEW);
     }
@@ -121,7 +84,7 @@ static void the_same_tokens(void **state) {
         int n_rank;
         bool is_expert_parallel;
     } way[] = {{2, false}, {2, true}, {4, true}};
-    static answer one[N_PROMPT], many[N_PROMPT], alone[N_PROMPT];
+    static test_answer one[N_PROMPT], many[N_PROMPT], alone[N_PROMPT];
     hd_engine *e = open_engine(1, false);
     hd_engine_info whole = *hd_engine_get_info(e);
     answer_all(e, true, one);
@@ -153,15 +116,15 @@ static void the_same_tokens(void **state) {
 /* What runs ends with the reason, and nothing is accepted any more. */
 static void a_rank_that_breaks(void **state) {
     (void)state;
-    answer a;
+    test_answer a;
     if (!has_devices(2)) skip();
     hd_engine *e = open_engine(2, false);
     assert_ok(submit(e, 0, &a));
-    await(&a);
+    test_answer_await(&a);
     (void)HD_FAIL(DEVICE, "somebody pulled the plug");
     hd_comm_fail(hd_ranks_comm(e->ranks));
     assert_ok(submit(e, 1, &a));
-    await(&a);
+    test_answer_await(&a);
     assert_int_equal(a.finish, HD_FINISH_ERROR);
     assert_non_null(strstr(a.error, "somebody pulled the plug"));
     hd_engine_stats s;

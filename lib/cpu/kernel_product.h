@@ -1,14 +1,14 @@
 /* The kernels of one instruction-set level, written once over a handful of vector primitives.
  *
- * Included by kernel_scalar.c, kernel_avx2.c and kernel_avx512.c after they have defined V (VN
+ * Included by the levels after they have defined V (VN
  * float lanes), VI, the v_* primitives and the tile sizes that their register file can hold.
  * Everything is static; the table at the end is the only symbol. Sums over a row use 16 partial
  * sums at every level, whatever VN is.
  */
 
+#include "cpu/kernel_codes.h"
+
 #define VP (HD_CPU_LANES / VN) /* vectors a panel of 16 lanes */
-#define ALWAYS static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
 
 /* ---- Products ---- */
 

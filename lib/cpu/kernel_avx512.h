@@ -1,0 +1,153 @@
+/* Sixteen-lane primitives of the AVX-512 and AMX levels. */
+#ifndef HD_CPU_KERNEL_AVX512_H
+#define HD_CPU_KERNEL_AVX512_H
+
+#include "cpu/kernel.h"
+
+#include <immintrin.h>
+
+#define VN 16
+typedef __m512 V;
+typedef __m512i VI;
+typedef uint32_t W __attribute__((vector_size(64))); /* four bytes a lane */
+
+static inline V v_set(float x) { return _mm512_set1_ps(x); }
+static inline V v_load(const float *p) { return _mm512_loadu_ps(p); }
+static inline void v_store(float *p, V x) { _mm512_storeu_ps(p, x); }
+static inline V v_fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+static inline V v_max(V a, V b) { return _mm512_max_ps(a, b); }
+static inline V v_min(V a, V b) { return _mm512_min_ps(a, b); }
+static inline V v_max_bits(V a, V b) {
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+static inline V v_abs(V a) { return _mm512_abs_ps(a); }
+static inline V v_round(V x) {
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+static inline VI v_int(V x) { return _mm512_cvtps_epi32(x); }
+static inline V v_pow2(VI n) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
+}
+static inline V v_float(VI n) { return _mm512_cvtepi32_ps(n); }
+static inline VI vi_set(int32_t n) { return _mm512_set1_epi32(n); }
+static inline VI vi_shift_up(VI n, unsigned by) { return _mm512_slli_epi32(n, by); }
+/* n / 256, rounded so that what is left is a signed byte. */
+static inline VI vi_upper(VI n) {
+    return _mm512_srai_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(128)), 8);
+}
+static inline VI vi_half(VI n) { return _mm512_srai_epi32(n, 1); }
+static inline VI vi_sub(VI a, VI b) { return _mm512_sub_epi32(a, b); }
+static inline VI vi_add(VI a, VI b) { return _mm512_add_epi32(a, b); }
+
+static inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
+static inline V v_decode_f32(const unsigned char *p) { return _mm512_loadu_ps(p); }
+static inline V v_decode_f16(const unsigned char *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+static inline V v_decode_bf16(const unsigned char *p) {
+    __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
+}
+/* Sum of 16 lanes by halves: i and i + 8, then 4, 2, 1 apart; the same order at every level. */
+static inline float v_sum_16(const V v[1]) {
+    __m256 t = _mm256_add_ps(_mm512_castps512_ps256(v[0]), _mm512_extractf32x8_ps(v[0], 1));
+    __m128 u = _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
+    u = _mm_add_ps(u, _mm_movehl_ps(u, u));
+    return _mm_cvtss_f32(_mm_add_ss(u, _mm_movehdup_ps(u)));
+}
+
+/* The first and the second of the two BF16 values in each element. */
+static inline V v_low_bf16(V x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 16));
+}
+static inline V v_high_bf16(V x) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(-65536)));
+}
+static inline V v_decode_s8(const unsigned char *p) {
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
+}
+/* A code's bits, moved to where a float has its sign, exponent and fraction, are its value times
+ * 2^-120: also of subnormal codes. */
+static inline V v_decode_e4m3(const unsigned char *p) {
+    __m512i q = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    __m512i size = _mm512_slli_epi32(_mm512_and_si512(q, _mm512_set1_epi32(0x7F)), 20);
+    __m512i sign = _mm512_slli_epi32(_mm512_and_si512(q, _mm512_set1_epi32(0x80)), 24);
+    return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_or_si512(size, sign)), v_set(0x1p120f));
+}
+/* 2^floor(log2 |x|); 0 of 0. */
+static inline V v_binade(V x) {
+    return _mm512_castsi512_ps(
+        _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7F800000)));
+}
+/* Codes of sizes that are values of E4M3, with the signs of x. */
+static inline void v_store_e4m3(unsigned char *p, V size, V x) {
+    __m512i q = _mm512_castps_si512(_mm512_mul_ps(size, v_set(0x1p-120f)));
+    __m512i sign = _mm512_srli_epi32(_mm512_castps_si512(x), 24);
+    q = _mm512_or_si512(_mm512_srli_epi32(q, 20), _mm512_and_si512(sign, _mm512_set1_epi32(0x80)));
+    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(q));
+}
+static inline void v_store_s8(unsigned char *p, VI n) {
+    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(n));
+}
+static inline void v_encode_f16(unsigned char *p, V x) {
+    _mm256_storeu_si256((__m256i *)(void *)p,
+                        _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+/* Round to nearest even on the bits; NaN keeps its upper half and turns quiet. */
+static inline void v_encode_bf16(unsigned char *p, V x) {
+    __m512i bits = _mm512_castps_si512(x);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
+    __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    __m512i h = _mm512_srli_epi32(_mm512_mask_mov_epi32(sum, is_nan, quiet), 16);
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(h));
+}
+static inline V v_rotate(V x, V cs) {
+    V c = _mm512_moveldup_ps(cs), s = _mm512_movehdup_ps(cs);
+    V swapped = _mm512_permute_ps(x, 0xB1);
+    V turned = _mm512_mul_ps(swapped, s), kept = _mm512_mul_ps(x, c);
+    return _mm512_mask_sub_ps(_mm512_add_ps(kept, turned), 0x5555, kept, turned);
+}
+static inline __attribute__((always_inline)) void v_transpose(V r[VN]) {
+    V t[VN], u[VN];
+#define EACH(n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
+    EACH(8) {
+        t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+    EACH(4) {
+        u[4 * i] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+        u[4 * i + 1] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0xEE);
+        u[4 * i + 2] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+        u[4 * i + 3] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xEE);
+    }
+    /* u[4g + j] holds, in 128-bit part q, column 4q + j of rows 4g..4g+3. */
+    EACH(4) {
+        t[i] = _mm512_shuffle_f32x4(u[i], u[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_f32x4(u[i], u[i + 4], 0xDD);
+        t[i + 8] = _mm512_shuffle_f32x4(u[i + 8], u[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_f32x4(u[i + 8], u[i + 12], 0xDD);
+    }
+    EACH(4) {
+        r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xDD);
+        r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xDD);
+    }
+#undef EACH
+}
+
+/* ---- Repacked weights ---- */
+
+/* A byte a lane. */
+static inline W w_bytes(const unsigned char *p) {
+    return (W)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+static inline W w_lookup(const unsigned char table[16], W index) {
+    __m128i t = _mm_loadu_si128((const __m128i *)(const void *)table);
+    return (W)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), (__m512i)index);
+}
+
+#endif

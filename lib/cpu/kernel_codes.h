@@ -1,0 +1,110 @@
+/* Repacked weights (cpu/pack.h) taken apart: a block's codes as bytes, and its scales as floats, VN
+ * outputs of a strip at a time. Included after a level's primitives, as kernel_product.h. */
+#ifndef HD_CPU_KERNEL_CODES_H
+#define HD_CPU_KERNEL_CODES_H
+
+#define ALWAYS static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+ALWAYS W w_load(const unsigned char *p) {
+    W w;
+    __builtin_memcpy(&w, p, sizeof w);
+    return w;
+}
+
+static const unsigned char packed_tables[2][16] = {
+    {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241}, /* IQ4 + 128 */
+    {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4}};           /* 2 FP4 + 16 */
+
+/* Codes of 32 inputs from the planes' vectors of them. */
+ALWAYS void load_codes(hd_cpu_layout l, const unsigned char *low, const unsigned char *high, W *w) {
+    UNROLL for (int g = 0; g < 8; g++) {
+        if (l.low_bits == 8)
+            w[g] = w_load(low + 64 * g);
+        else if (l.low_bits == 4)
+            w[g] = (w_load(low + 64 * (g % 4)) >> (4 * (g / 4))) & 0x0F0F0F0Fu;
+        else
+            w[g] = (w_load(low + 64 * (g / 4)) >> (2 * (g % 4))) & 0x03030303u;
+        if (l.high_bits == 2) {
+            W h = w_load(high + 64 * (g / 4));
+            int up = l.low_bits - 2 * (g % 4);
+            w[g] |= (up < 0 ? h >> -up : h << up) & (0x03030303u << l.low_bits);
+        } else if (l.high_bits == 1) {
+            W h = w_load(high);
+            int up = l.low_bits - g;
+            w[g] |= (up < 0 ? h >> -up : h << up) & (0x01010101u << l.low_bits);
+        }
+        if (l.table != HD_CPU_TABLE_NONE)
+            w[g] = w_lookup(packed_tables[l.table == HD_CPU_TABLE_FP4], w[g]);
+    }
+}
+
+/* The i-th of count six-bit numbers, of the outputs that p is for. */
+ALWAYS W six_bits(const unsigned char *p, int count, int i) {
+    W low = w_bytes(p + 16 * (i / 2)) >> (4 * (i % 2));
+    W high = w_bytes(p + 8 * count + 16 * (i / 4)) >> (2 * (i % 4));
+    return (low & 15) | (high & 3) << 4;
+}
+
+/* 2^(e - 128): half an E8M0 scale, whose least two are denormal; 255 is NaN. */
+ALWAYS V half_e8m0(W e) {
+    W is_least = (W)(e < 2), is_nan = (W)(e == 255);
+    W bits = (is_least & (0x00200000u << e)) | (~is_least & ((e - 1) << 23));
+    return (V)((is_nan & 0x7FC00000u) | (~is_nan & bits));
+}
+
+/* What is the same for all blocks of a super-block: d and dmin of the K-quants. */
+typedef struct super_scale {
+    V d, dmin;
+} super_scale;
+
+ALWAYS super_scale load_super(hd_cpu_layout l, const unsigned char *head, int lane) {
+    super_scale s = {v_set(0), v_set(0)};
+    if (l.head == HD_CPU_HEAD_K45 || l.head == HD_CPU_HEAD_K6 || l.head == HD_CPU_HEAD_K3 ||
+        l.head == HD_CPU_HEAD_K2 || l.head == HD_CPU_HEAD_X4)
+        s.d = v_decode_f16(head + 2 * lane);
+    if (l.head == HD_CPU_HEAD_K45 || l.head == HD_CPU_HEAD_K2)
+        s.dmin = v_decode_f16(head + 32 + 2 * lane);
+    return s;
+}
+
+/* Scales of block b, of its first and second 16 inputs where they differ, and what is added. */
+typedef struct block_scale {
+    V scale[2], add[2];
+} block_scale;
+
+ALWAYS block_scale load_scales(hd_cpu_layout l, super_scale s, const unsigned char *head, int lane,
+                               int b) {
+    block_scale out = {{v_set(0), v_set(0)}, {v_set(0), v_set(0)}};
+    switch (l.head) {
+    case HD_CPU_HEAD_D: out.scale[0] = v_decode_f16(head + 32 * b + 2 * lane); break;
+    case HD_CPU_HEAD_DM:
+        out.scale[0] = v_decode_f16(head + 64 * b + 2 * lane);
+        out.add[0] = v_decode_f16(head + 64 * b + 32 + 2 * lane);
+        break;
+    case HD_CPU_HEAD_E: out.scale[0] = half_e8m0(w_bytes(head + 16 * b + lane)); break;
+    case HD_CPU_HEAD_K45:
+        out.scale[0] = s.d * v_float((VI)six_bits(head + 64 + lane, 16, b));
+        out.add[0] = v_set(0) - s.dmin * v_float((VI)six_bits(head + 64 + lane, 16, b + 8));
+        break;
+    case HD_CPU_HEAD_X4:
+        out.scale[0] = s.d * (v_float((VI)six_bits(head + 32 + lane, 8, b)) - v_set(32));
+        break;
+    default:
+        UNROLL for (int i = 0; i < 2; i++) {
+            int at = 2 * b + i;
+            if (l.head == HD_CPU_HEAD_K6) {
+                out.scale[i] = s.d * v_decode_s8(head + 32 + 16 * at + lane);
+            } else if (l.head == HD_CPU_HEAD_K3) {
+                out.scale[i] = s.d * (v_float((VI)six_bits(head + 32 + lane, 16, at)) - v_set(32));
+            } else {
+                W both = w_bytes(head + 64 + 16 * at + lane);
+                out.scale[i] = s.d * v_float((VI)(both & 15));
+                out.add[i] = v_set(0) - s.dmin * v_float((VI)(both >> 4));
+            }
+        }
+    }
+    return out;
+}
+
+#endif

@@ -39,7 +39,6 @@ static inline VI vi_half(VI n) { return _mm256_srai_epi32(n, 1); }
 static inline VI vi_sub(VI a, VI b) { return _mm256_sub_epi32(a, b); }
 static inline VI vi_add(VI a, VI b) { return _mm256_add_epi32(a, b); }
 
-static inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
 static inline V v_decode_f32(const unsigned char *p) {
     return _mm256_loadu_ps((const float *)(const void *)p);
 }

@@ -39,7 +39,6 @@ static inline VI vi_half(VI n) { return _mm512_srai_epi32(n, 1); }
 static inline VI vi_sub(VI a, VI b) { return _mm512_sub_epi32(a, b); }
 static inline VI vi_add(VI a, VI b) { return _mm512_add_epi32(a, b); }
 
-static inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
 static inline V v_decode_f32(const unsigned char *p) { return _mm512_loadu_ps(p); }
 static inline V v_decode_f16(const unsigned char *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));

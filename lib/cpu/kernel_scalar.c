@@ -55,7 +55,6 @@ static inline VI vi_upper(VI n) { return vi_add(n, vi_set(128)) >> 8; }
 #define INT8_EACH 4
 static inline VI vi_probe_int8(VI acc, VI x) { return (VI)((W)acc + (W)acc * (W)x); }
 
-static inline float half_to_float(uint16_t h) { return hd_f16_to_f32(h); }
 static inline V v_decode_f32(const unsigned char *p) {
     V x; /* pairs of BF16 values are read with it, too: at any even address */
     __builtin_memcpy(&x, p, sizeof x);

@@ -140,5 +140,15 @@ static inline W w_lookup(const unsigned char table[16], W index) {
     __m128i t = _mm_loadu_si128((const __m128i *)(const void *)table);
     return (W)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(t), (__m256i)index);
 }
+/* Of the indices in bytes 0 and 2 of a lane its points (hd_cpu_iq2_points), and of bytes 1 and 3.
+ */
+static inline void w_points(W index, W point[2]) {
+    const int *table = (const int *)(const void *)hd_cpu_iq2_points;
+    _Pragma("GCC unroll 2") for (int h = 0; h < 2; h++) {
+        W first = (W)_mm256_i32gather_epi32(table, (__m256i)(index >> (8 * h) & 255), 2);
+        W second = (W)_mm256_i32gather_epi32(table, (__m256i)(index >> (8 * h + 16) & 255), 2);
+        point[h] = (first & 0xFFFFu) | second << 16;
+    }
+}
 
 #endif

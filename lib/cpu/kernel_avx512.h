@@ -148,5 +148,19 @@ static inline W w_lookup(const unsigned char table[16], W index) {
     __m128i t = _mm_loadu_si128((const __m128i *)(const void *)table);
     return (W)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), (__m512i)index);
 }
+/* Of the indices in bytes 0 and 2 of a lane its points (hd_cpu_iq2_points), and of bytes 1 and 3:
+ * four permutations have 64 points each, of which bits 6 and 7 choose one. */
+static inline void w_points(W index, W point[2]) {
+    const __m512i *table = (const __m512i *)(const void *)hd_cpu_iq2_points;
+    _Pragma("GCC unroll 2") for (int h = 0; h < 2; h++) {
+        __m512i i = h == 0 ? (__m512i)index : _mm512_srli_epi16((__m512i)index, 8), of[4];
+        _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++) of[k] = _mm512_permutex2var_epi16(
+            _mm512_load_si512(table + 2 * k), i, _mm512_load_si512(table + 2 * k + 1));
+        __mmask32 bit6 = _mm512_test_epi16_mask(i, _mm512_set1_epi16(64)),
+                  bit7 = _mm512_test_epi16_mask(i, _mm512_set1_epi16(128));
+        point[h] = (W)_mm512_mask_blend_epi16(bit7, _mm512_mask_blend_epi16(bit6, of[0], of[1]),
+                                              _mm512_mask_blend_epi16(bit6, of[2], of[3]));
+    }
+}
 
 #endif

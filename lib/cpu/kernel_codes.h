@@ -12,12 +12,34 @@ ALWAYS W w_load(const unsigned char *p) {
     return w;
 }
 
-static const unsigned char packed_tables[2][16] = {
+static const unsigned char packed_tables[3][16] = {
     {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241}, /* IQ4 + 128 */
-    {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4}};           /* 2 FP4 + 16 */
+    {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4},            /* 2 FP4 + 16 */
+    {72, 89, 107, 64, 56, 39, 21, 64}}; /* IQ2 + 64; bit 2 of the code is its sign */
+
+ALWAYS W code_values(hd_cpu_layout l, W code) {
+    return w_lookup(packed_tables[l.table - HD_CPU_TABLE_IQ4], code);
+}
+
+/* Codes of 32 inputs, of the points with the indices at `low` and the signs at `high`. */
+ALWAYS void load_points(hd_cpu_layout l, const unsigned char *low, const unsigned char *high,
+                        W *w) {
+    W point[2], sign = w_load(high);
+    w_points(w_load(low), point);
+    UNROLL for (int g = 0; g < 8; g++) {
+        W eight = g < 4 ? point[g / 2 % 2] & 0xFFFFu : point[g / 2 % 2] >> 16;
+        if (g % 2 == 1) eight >>= 2;
+        W code = (eight | eight << 12) & 0x03030303u;
+        w[g] = code_values(l, code | ((g < 2 ? sign << (2 - g) : sign >> (g - 2)) & 0x04040404u));
+    }
+}
 
 /* Codes of 32 inputs from the planes' vectors of them. */
 ALWAYS void load_codes(hd_cpu_layout l, const unsigned char *low, const unsigned char *high, W *w) {
+    if (l.table == HD_CPU_TABLE_IQ2) {
+        load_points(l, low, high, w);
+        return;
+    }
     UNROLL for (int g = 0; g < 8; g++) {
         if (l.low_bits == 8)
             w[g] = w_load(low + 64 * g);
@@ -34,8 +56,7 @@ ALWAYS void load_codes(hd_cpu_layout l, const unsigned char *low, const unsigned
             int up = l.low_bits - g;
             w[g] |= (up < 0 ? h >> -up : h << up) & (0x01010101u << l.low_bits);
         }
-        if (l.table != HD_CPU_TABLE_NONE)
-            w[g] = w_lookup(packed_tables[l.table == HD_CPU_TABLE_FP4], w[g]);
+        if (l.table != HD_CPU_TABLE_NONE) w[g] = code_values(l, w[g]);
     }
 }
 
@@ -61,7 +82,7 @@ typedef struct super_scale {
 ALWAYS super_scale load_super(hd_cpu_layout l, const unsigned char *head, int lane) {
     super_scale s = {v_set(0), v_set(0)};
     if (l.head == HD_CPU_HEAD_K45 || l.head == HD_CPU_HEAD_K6 || l.head == HD_CPU_HEAD_K3 ||
-        l.head == HD_CPU_HEAD_K2 || l.head == HD_CPU_HEAD_X4)
+        l.head == HD_CPU_HEAD_K2 || l.head == HD_CPU_HEAD_X4 || l.head == HD_CPU_HEAD_X2)
         s.d = v_decode_f16(head + 2 * lane);
     if (l.head == HD_CPU_HEAD_K45 || l.head == HD_CPU_HEAD_K2)
         s.dmin = v_decode_f16(head + 32 + 2 * lane);
@@ -90,6 +111,11 @@ ALWAYS block_scale load_scales(hd_cpu_layout l, super_scale s, const unsigned ch
     case HD_CPU_HEAD_X4:
         out.scale[0] = s.d * (v_float((VI)six_bits(head + 32 + lane, 8, b)) - v_set(32));
         break;
+    case HD_CPU_HEAD_X2: {
+        W four = (w_bytes(head + 32 + 16 * (b / 2) + lane) >> (4 * (b % 2))) & 15;
+        out.scale[0] = s.d * (v_float((VI)four) + v_set(0.5f)) * v_set(0.25f); /* exact */
+        break;
+    }
     default:
         UNROLL for (int i = 0; i < 2; i++) {
             int at = 2 * b + i;

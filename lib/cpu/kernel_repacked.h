@@ -10,7 +10,7 @@
 
 #include "cpu/kernel_codes.h"
 
-static const int log2_of[129] = {[4] = 2, [8] = 3, [16] = 4, [32] = 5, [128] = 7};
+static const int log2_of[129] = {[4] = 2, [8] = 3, [16] = 4, [32] = 5, [64] = 6, [128] = 7};
 
 /* The integer dot product of 16 inputs, i the first or the second of the block. */
 ALWAYS VI dot_16(hd_cpu_layout l, bool is_wide, const W *w, const hd_cpu_xblock *x, int i) {

@@ -134,6 +134,14 @@ static inline W w_lookup(const unsigned char table[16], W index) {
             out[i] |= (uint32_t)table[index[i] >> shift & 15] << shift;
     return out;
 }
+/* Of the indices in bytes 0 and 2 of a lane its points (hd_cpu_iq2_points), and of bytes 1 and 3.
+ */
+static inline void w_points(W index, W point[2]) {
+    for (int i = 0; i < VN; i++)
+        for (int h = 0; h < 2; h++)
+            point[h][i] = hd_cpu_iq2_points[index[i] >> (8 * h) & 255] |
+                          (uint32_t)hd_cpu_iq2_points[index[i] >> (8 * h + 16) & 255] << 16;
+}
 /* acc + the dot products of four unsigned codes a lane with four signed bytes. */
 static inline VI v_dot(hd_cpu_layout l, VI acc, W code, const int8_t *x) {
     (void)l;

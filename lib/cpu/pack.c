@@ -7,10 +7,16 @@
 #include "cpu/pack.h"
 
 #include "base/status.h"
+#include "quant/iq2_grid.h"
 
 #include <string.h>
 
 #define ALWAYS static inline __attribute__((always_inline))
+
+#define DIGIT(c, j) ((c) >> (2 * (j)) & 3)
+#define FOUR(c, i, j, k, l) (DIGIT(c, i) | DIGIT(c, j) << 2 | DIGIT(c, k) << 4 | DIGIT(c, l) << 6)
+#define POINT(c) FOUR(c, 0, 4, 2, 6) | FOUR(c, 1, 5, 3, 7) << 8,
+_Alignas(64) const uint16_t hd_cpu_iq2_points[258] = {HD_IQ2_GRID(POINT)};
 
 enum { n_lane = HD_CPU_STRIP_OUT, n_word = HD_CPU_SUPER / 4 };
 
@@ -62,6 +68,18 @@ ALWAYS void bits_of(const unsigned char *from, int shift, int mask, int up, unsi
         code[l] = (unsigned char)(code[l] | ((from[l] >> shift) & mask) << up);
 }
 
+/* Of IQ2_XXS the signs alone; points are packed by their index. A word of 4 x 7 bits, the eighth
+ * of each the parity of the others. */
+ALWAYS void iq2_signs(const unsigned char *sub, unsigned char *code) {
+    uint32_t word;
+    memcpy(&word, sub + 4, sizeof word);
+    for (int g = 0; g < 4; g++) {
+        uint32_t sign = word >> (7 * g) & 127;
+        sign |= (uint32_t)__builtin_parity(sign) << 7;
+        for (int j = 0; j < 8; j++) code[8 * g + j] = sign >> j & 1;
+    }
+}
+
 ALWAYS void k_codes(enum hd_format f, const unsigned char *p, unsigned char *code) {
     memset(code, 0, HD_CPU_SUPER);
     _Pragma("GCC unroll 8") for (int s = 0; s < 8; s++, code += 32) {
@@ -79,6 +97,7 @@ ALWAYS void k_codes(enum hd_format f, const unsigned char *p, unsigned char *cod
             bits_of(p + 32 + 32 * (s / 4), 2 * (s % 4), 3, 0, code);
             bits_of(p, s, 1, 2, code);
             break;
+        case HD_IQ2_XXS: iq2_signs(p + 2 + 8 * s, code); break;
         default: halves(p + 8 + 16 * s, code); break; /* IQ4_XS */
         }
     }
@@ -175,6 +194,8 @@ ALWAYS void put_head(enum hd_format f, const unsigned char *const *block, int n,
         for (int s = 0; s < 16; s++) {
             if (head == HD_CPU_HEAD_K6) dst[32 + 16 * s + o] = p[192 + s];
             if (head == HD_CPU_HEAD_K2) dst[64 + 16 * s + o] = p[s];
+            if (head == HD_CPU_HEAD_X2 && s % 4 == 0) /* the top halves of two words */
+                dst[32 + 4 * s + o] = (unsigned char)(p[9 + 4 * s] >> 4 | (p[17 + 4 * s] & 240));
         }
         if (head == HD_CPU_HEAD_K45 || head == HD_CPU_HEAD_K3 || head == HD_CPU_HEAD_X4)
             six_bit_numbers(f, p, o, number);
@@ -201,9 +222,15 @@ ALWAYS void put_plane(const unsigned char *code, int bits, int shift, uint32_t *
 }
 
 /* Words of an output, in the order of their vectors. */
-ALWAYS void put_planes(hd_cpu_layout l, const unsigned char *code, int n_sub, uint32_t *out) {
+ALWAYS void put_planes(hd_cpu_layout l, const unsigned char *block, const unsigned char *code,
+                       int n_sub, uint32_t *out) {
     uint32_t *high = out + n_sub * l.low_bits;
     for (int s = 0; s < n_sub; s++) {
+        if (l.table == HD_CPU_TABLE_IQ2) {
+            memcpy(out + s, block + 2 + 8 * s, sizeof *out);
+            put_plane(code + 32 * s, 1, 0, high + s);
+            continue;
+        }
         put_plane(code + 32 * s, l.low_bits, 0, out + s * l.low_bits);
         if (l.high_bits > 0)
             put_plane(code + 32 * s, l.high_bits, l.low_bits, high + s * l.high_bits);
@@ -240,7 +267,7 @@ ALWAYS void pack_super(enum hd_format f, const unsigned char *const *block, int 
     int n = n_sub * (l.low_bits + l.high_bits);
     for (int o = 0; o < n_lane; o++) {
         codes(f, block[o], n_sub, code);
-        put_planes(l, code, n_sub, word[o]);
+        put_planes(l, block[o], code, n_sub, word[o]);
         for (int i = n; i % 4 != 0; i++) word[o][i] = 0;
     }
     put_head(f, block, n_sub, dst);

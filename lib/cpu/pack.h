@@ -7,14 +7,17 @@
  *
  *   head   scales of the 16 outputs, in the form the format has them (enum hd_cpu_head)
  *   low    for each 32 inputs the low bits of the codes: 8 bits, 8 vectors; 4 bits, 4 vectors, the
- *          high half of a byte belonging to 16 inputs later; 2 bits, 2 vectors of 4 groups each
- *   high   for each 32 inputs the fifth bits (1 bit, a vector), or the fifth and sixth (2 vectors)
+ *          high half of a byte belonging to 16 inputs later; 2 bits, 2 vectors of 4 groups each;
+ *          1 bit, a vector: byte 4 o + i is the index of a point of IQ2_XXS's grid, inputs 8 i
+ *          to 8 i + 7 of output o, a code of 2 bits each
+ *   high   for each 32 inputs the next bit of the codes (a vector), or the next two (2 vectors)
  *
  * where a vector is 64 bytes: byte 4 o + i is input i of a group of 4 of output o. Group g of 8:
  * 4 bits: vector g % 4, bits 4 (g / 4). 2 bits: vector g / 4, bits 2 (g % 4). 1 bit: bit g.
  *
  * The layout is the same at every instruction-set level and takes at most 1.02 of the file's bytes
- * when n_in is a multiple of 256 and n_out of 16. Thread: everything here is pure. */
+ * (1.1 of IQ2_XXS's, whose eighth signs are kept) when n_in is a multiple of 256 and n_out of 16.
+ * Thread: everything here is pure. */
 #ifndef HD_CPU_PACK_H
 #define HD_CPU_PACK_H
 
@@ -35,10 +38,11 @@ enum hd_cpu_head {
     HD_CPU_HEAD_K6,  /* f16 d[16]; int8 scale [16][16], one for 16 inputs */
     HD_CPU_HEAD_K3,  /* f16 d[16]; 16 six-bit scales (less 32), one for 16 inputs */
     HD_CPU_HEAD_K2,  /* f16 d[16], dmin[16]; u8 [16][16] scale, and minimum in the high half */
-    HD_CPU_HEAD_X4   /* f16 d[16]; 8 six-bit scales (less 32) */
+    HD_CPU_HEAD_X4,  /* f16 d[16]; 8 six-bit scales (less 32) */
+    HD_CPU_HEAD_X2   /* f16 d[16]; 8 four-bit scales [4][16], the odd one in the high half */
 };
 
-enum hd_cpu_table { HD_CPU_TABLE_NONE, HD_CPU_TABLE_IQ4, HD_CPU_TABLE_FP4 };
+enum hd_cpu_table { HD_CPU_TABLE_NONE, HD_CPU_TABLE_IQ4, HD_CPU_TABLE_FP4, HD_CPU_TABLE_IQ2 };
 
 typedef struct hd_cpu_layout {
     int low_bits, high_bits; /* low_bits 0: the format is not repacked */
@@ -69,7 +73,8 @@ static inline size_t hd_cpu_head_bytes(enum hd_cpu_head h, int n) {
     case HD_CPU_HEAD_K6: return 320;
     case HD_CPU_HEAD_K3: return 256;
     case HD_CPU_HEAD_K2: return 320;
-    case HD_CPU_HEAD_X4: return 128;
+    case HD_CPU_HEAD_X4:
+    case HD_CPU_HEAD_X2: return 128;
     }
     return 0;
 }
@@ -81,6 +86,11 @@ static inline bool hd_cpu_has_halves(enum hd_cpu_head h) {
 
 /* Whether products read this format repacked; others are read where they lie. */
 static inline bool hd_cpu_is_packed(enum hd_format f) { return hd_cpu_layout_of(f).low_bits != 0; }
+
+/* The grid of IQ2_XXS by index: values 0, 4, 2 and 6 of a point in bits 0, 2, 4 and 6 of the lower
+ * byte, values 1, 5, 3 and 7 in those of the upper one, so that eight codes become bytes by few
+ * shifts. One more, for reads of 32 bits. */
+extern const uint16_t hd_cpu_iq2_points[258];
 
 /* n_in is whole blocks of the format. Both are multiples of 64. */
 size_t hd_cpu_strip_bytes(enum hd_format f, int n_in);

@@ -17,6 +17,7 @@ static bool fits(enum hd_format f, int64_t n_in) {
  * choices are llama.cpp's. */
 static enum hd_format substitute(enum hd_format f) {
     switch (f) {
+    case HD_IQ2_XXS:
     case HD_IQ4_XS: return HD_IQ4_NL;
     case HD_Q2_K:
     case HD_Q3_K: return HD_Q4_0;
@@ -51,10 +52,10 @@ uint32_t hd_export_file_type(enum hd_format f) {
     static const struct {
         enum hd_format format;
         uint32_t file_type;
-    } known[] = {{HD_F32, 0},     {HD_F16, 1},     {HD_Q4_0, 2},  {HD_Q4_1, 3},
-                 {HD_Q8_0, 7},    {HD_Q5_0, 8},    {HD_Q5_1, 9},  {HD_Q2_K, 10},
-                 {HD_Q3_K, 12},   {HD_Q4_K, 15},   {HD_Q5_K, 17}, {HD_Q6_K, 18},
-                 {HD_IQ4_NL, 25}, {HD_IQ4_XS, 30}, {HD_BF16, 32}, {HD_MXFP4, 38}};
+    } known[] = {{HD_F32, 0},   {HD_F16, 1},   {HD_Q4_0, 2},     {HD_Q4_1, 3},    {HD_Q8_0, 7},
+                 {HD_Q5_0, 8},  {HD_Q5_1, 9},  {HD_Q2_K, 10},    {HD_Q3_K, 12},   {HD_Q4_K, 15},
+                 {HD_Q5_K, 17}, {HD_Q6_K, 18}, {HD_IQ2_XXS, 19}, {HD_IQ4_NL, 25}, {HD_IQ4_XS, 30},
+                 {HD_BF16, 32}, {HD_MXFP4, 38}};
     for (size_t i = 0; i < HD_COUNT_OF(known); i++)
         if (known[i].format == f) return known[i].file_type;
     return 1024; /* "guessed": each tensor says its own */

@@ -15,7 +15,8 @@ struct hd_mix {
     enum hd_format base, head, attn_output;
     enum hd_format value[2], down[2]; /* elsewhere; in the layers that count more */
     enum where where;
-    bool experts_only; /* base is for routed experts, `head` for everything else */
+    enum hd_format embedding; /* an embedding that is not the head; F32: as base */
+    bool experts_only;        /* base is for routed experts, `head` for everything else */
 };
 
 /* clang-format off */
@@ -46,6 +47,8 @@ static const struct hd_mix mixes[] = {
     {"Q3_K_S", NULL,   11, .head = HD_Q6_K, ALL(Q3_K)},
     {"Q2_K",   NULL,   10, .base = HD_Q2_K, .head = HD_Q6_K, .attn_output = HD_Q3_K,
      .value = {HD_Q4_K, HD_Q4_K}, .down = {HD_Q3_K, HD_Q3_K}},
+    {"IQ2_XXS", NULL,  19, .base = HD_IQ2_XXS, .head = HD_Q6_K, .attn_output = HD_Q3_K,
+     .value = {HD_Q4_K, HD_Q4_K}, .down = {HD_Q2_K, HD_Q2_K}, .embedding = HD_Q2_K},
 };
 /* clang-format on */
 
@@ -91,6 +94,7 @@ enum hd_format hd_mix_format(const hd_mix *m, const hd_hparams *hp, const hd_can
     if (strcmp(suffix, "output.weight") == 0 ||
         (hp->is_tied && strcmp(suffix, "token_embd.weight") == 0))
         return m->head;
+    if (m->embedding != HD_F32 && strcmp(suffix, "token_embd.weight") == 0) return m->embedding;
     bool is_more = layer >= 0 && counts_more(m->where, layer, hp->n_layer);
     if (is_value(suffix)) return m->value[is_more];
     if (strncmp(suffix, "ffn_down", 8) == 0) return m->down[is_more];

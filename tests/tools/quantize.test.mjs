@@ -57,7 +57,7 @@ test('the same bytes by any number of threads', () => {
 
 test('every type: told beforehand, in order of size, with its number', () => {
   const types = { Q8_0: 7, Q6_K: 18, Q5_K_M: 17, Q5_1: 9, Q5_K_S: 16, Q5_0: 8, Q4_1: 3, Q4_K_M: 15, Q4_K_S: 14, Q4_0: 2,
-    IQ4_NL: 25, IQ4_XS: 30, MXFP4_MOE: 38, Q3_K_L: 13, Q3_K_M: 12, Q3_K_S: 11, Q2_K: 10 };
+    IQ4_NL: 25, IQ4_XS: 30, MXFP4_MOE: 38, Q3_K_L: 13, Q3_K_M: 12, Q3_K_S: 11, Q2_K: 10, IQ2_XXS: 19 };
   const bits = {};
   for (const [type, number] of Object.entries(types)) {
     const beforehand = quantize('--type', type.toLowerCase(), v3, '--dry-run');
@@ -69,7 +69,8 @@ test('every type: told beforehand, in order of size, with its number', () => {
     bits[type] = quantize('--type', type, mini, '--dry-run').bits_per_weight;
   }
   for (const [more, less] of [['Q8_0', 'Q6_K'], ['Q6_K', 'Q5_K_M'], ['Q5_K_M', 'Q5_K_S'], ['Q5_K_S', 'Q4_K_M'],
-    ['Q4_K_M', 'Q4_K_S'], ['Q4_K_S', 'Q3_K_L'], ['Q3_K_L', 'Q3_K_M'], ['Q3_K_M', 'Q3_K_S'], ['Q3_K_S', 'Q2_K']])
+    ['Q4_K_M', 'Q4_K_S'], ['Q4_K_S', 'Q3_K_L'], ['Q3_K_L', 'Q3_K_M'], ['Q3_K_M', 'Q3_K_S'], ['Q3_K_S', 'Q2_K'],
+    ['Q2_K', 'IQ2_XXS']])
     assert.ok(bits[more] > bits[less], `${more} ${bits[more]}, ${less} ${bits[less]}`);
   assert.deepEqual(readdirSync(folder).filter((f) => f.includes('.gguf.')), []);
 });

@@ -395,7 +395,7 @@ static void other_types_are_listed(void **state) {
         uint32_t type;
         const char *name;
         uint64_t n, n_byte;
-    } types[] = {{16, "IQ2_XXS", 512, 132}, {26, "I32", 3, 12}, {28, "F64", 2, 16}};
+    } types[] = {{18, "IQ3_XXS", 512, 196}, {26, "I32", 3, 12}, {28, "F64", 2, 16}};
     for (size_t i = 0; i < HD_COUNT_OF(types); i++) {
         hd_checkpoint *c;
         one_tensor("t", 1, (uint64_t[]){types[i].n}, types[i].type, 0, types[i].n_byte);
@@ -431,10 +431,10 @@ static void bad_tensors_are_refused(void **state) {
     REFUSED(CORRUPT, "tensor t", "product");
     one_tensor("t", 1, (uint64_t[]){33}, Q8_0, 0, 68);
     REFUSED(CORRUPT, "tensor t", "multiple of 32", "found 33");
-    one_tensor("t", 1, (uint64_t[]){256}, 16, 0, 65);
-    REFUSED(CORRUPT, "tensor t", "66 bytes");
-    one_tensor("t", 1, (uint64_t[]){255}, 16, 0, 66);
-    REFUSED(CORRUPT, "tensor t", "IQ2_XXS", "multiple of 256");
+    one_tensor("t", 1, (uint64_t[]){256}, 18, 0, 97);
+    REFUSED(CORRUPT, "tensor t", "98 bytes");
+    one_tensor("t", 1, (uint64_t[]){255}, 18, 0, 98);
+    REFUSED(CORRUPT, "tensor t", "IQ3_XXS", "multiple of 256");
     one_tensor("t", 1, (uint64_t[]){256}, UINT32_MAX, 0, 144);
     REFUSED(CORRUPT, "tensor t", "4294967295");
     one_tensor("t", 1, (uint64_t[]){256}, 4, 0, 144);

@@ -29,8 +29,8 @@ static const extent of_device = {
     .n_row_count = 9,
     .width_max = 10944,
     .n_op = 32};
-static const enum hd_format formats[] = {HD_F32,  HD_F16,  HD_BF16, HD_Q8_0,
-                                         HD_Q5_0, HD_Q4_K, HD_Q6_K};
+static const enum hd_format formats[] = {HD_F32,  HD_F16,  HD_BF16, HD_F8_B128, HD_Q8_0,
+                                         HD_Q5_0, HD_Q4_K, HD_Q6_K, HD_IQ2_XXS};
 
 /* Weights repeat after so many, for encoding takes long. */
 enum { ENCODED = 1 << 20 };
@@ -82,7 +82,7 @@ static hd_status time_weight(const struct hd_bench_products *b, const extent *e,
     encode(f, m->value, m->bytes, n);
     if (b->dev->ops->prepare) HD_TRY(b->dev->ops->prepare(b->dev->ctx, &w));
     if (b->dev->ops->settle) HD_TRY_OUT(b->dev->ops->settle(b->dev->ctx));
-    if (!j) printf("  %-5s [%4d, %4d]", hd_format_get(f)->name, shape[0], shape[1]);
+    if (!j) printf("  %-7s [%4d, %4d]", hd_format_get(f)->name, shape[0], shape[1]);
     double gbytes_s = 0; /* of weights, with one row */
     for (int r = 0; r < e->n_row_count; r++) {
         int n_row = e->row_counts[r];

@@ -12,8 +12,8 @@ import { parseArgs } from 'node:util';
 import { gunzipSync } from 'node:zlib';
 
 const root = path.resolve(path.dirname(fileURLToPath(import.meta.url)), '..');
-const pure = ['Q8_0', 'Q6_K', 'Q5_K', 'Q5_1', 'Q5_0', 'Q4_K', 'Q4_1', 'Q4_0', 'IQ4_NL', 'IQ4_XS', 'MXFP4', 'Q3_K', 'Q2_K'];
-const mixes = ['Q5_K_M', 'Q5_K_S', 'Q4_K_M', 'Q4_K_S', 'IQ4_NL', 'IQ4_XS', 'MXFP4_MOE', 'Q3_K_L', 'Q3_K_M', 'Q3_K_S', 'Q2_K'];
+const pure = ['Q8_0', 'Q6_K', 'Q5_K', 'Q5_1', 'Q5_0', 'Q4_K', 'Q4_1', 'Q4_0', 'IQ4_NL', 'IQ4_XS', 'MXFP4', 'Q3_K', 'Q2_K', 'IQ2_XXS'];
+const mixes = ['Q5_K_M', 'Q5_K_S', 'Q4_K_M', 'Q4_K_S', 'IQ4_NL', 'IQ4_XS', 'MXFP4_MOE', 'Q3_K_L', 'Q3_K_M', 'Q3_K_S', 'Q2_K', 'IQ2_XXS'];
 const { values: o } = parseArgs({ options: {
   bin: { type: 'string', default: path.join(root, 'build/release/hadal') },
   limit: { type: 'string', default: '6000' },

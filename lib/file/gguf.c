@@ -199,16 +199,15 @@ static hd_status read_align(hd_gguf *g, const char *file) {
 
 /* Types of GGUF that formats.def does not have, by their number. */
 static const hd_file_type other_types[] = {
-    [9] = {"Q8_1", HD_FORMAT_COUNT, 32, 36},      [15] = {"Q8_K", HD_FORMAT_COUNT, 256, 292},
-    [16] = {"IQ2_XXS", HD_FORMAT_COUNT, 256, 66}, [17] = {"IQ2_XS", HD_FORMAT_COUNT, 256, 74},
-    [18] = {"IQ3_XXS", HD_FORMAT_COUNT, 256, 98}, [19] = {"IQ1_S", HD_FORMAT_COUNT, 256, 50},
-    [21] = {"IQ3_S", HD_FORMAT_COUNT, 256, 110},  [22] = {"IQ2_S", HD_FORMAT_COUNT, 256, 82},
-    [24] = {"I8", HD_FORMAT_COUNT, 1, 1},         [25] = {"I16", HD_FORMAT_COUNT, 1, 2},
-    [26] = {"I32", HD_FORMAT_COUNT, 1, 4},        [27] = {"I64", HD_FORMAT_COUNT, 1, 8},
-    [28] = {"F64", HD_FORMAT_COUNT, 1, 8},        [29] = {"IQ1_M", HD_FORMAT_COUNT, 256, 56},
-    [34] = {"TQ1_0", HD_FORMAT_COUNT, 256, 54},   [35] = {"TQ2_0", HD_FORMAT_COUNT, 256, 66},
-    [40] = {"NVFP4", HD_FORMAT_COUNT, 64, 36},    [41] = {"Q1_0", HD_FORMAT_COUNT, 128, 18},
-    [42] = {"Q2_0", HD_FORMAT_COUNT, 64, 18},
+    [9] = {"Q8_1", HD_FORMAT_COUNT, 32, 36},     [15] = {"Q8_K", HD_FORMAT_COUNT, 256, 292},
+    [17] = {"IQ2_XS", HD_FORMAT_COUNT, 256, 74}, [18] = {"IQ3_XXS", HD_FORMAT_COUNT, 256, 98},
+    [19] = {"IQ1_S", HD_FORMAT_COUNT, 256, 50},  [21] = {"IQ3_S", HD_FORMAT_COUNT, 256, 110},
+    [22] = {"IQ2_S", HD_FORMAT_COUNT, 256, 82},  [24] = {"I8", HD_FORMAT_COUNT, 1, 1},
+    [25] = {"I16", HD_FORMAT_COUNT, 1, 2},       [26] = {"I32", HD_FORMAT_COUNT, 1, 4},
+    [27] = {"I64", HD_FORMAT_COUNT, 1, 8},       [28] = {"F64", HD_FORMAT_COUNT, 1, 8},
+    [29] = {"IQ1_M", HD_FORMAT_COUNT, 256, 56},  [34] = {"TQ1_0", HD_FORMAT_COUNT, 256, 54},
+    [35] = {"TQ2_0", HD_FORMAT_COUNT, 256, 66},  [40] = {"NVFP4", HD_FORMAT_COUNT, 64, 36},
+    [41] = {"Q1_0", HD_FORMAT_COUNT, 128, 18},   [42] = {"Q2_0", HD_FORMAT_COUNT, 64, 18},
 };
 
 static hd_status take_type(struct cursor *c, hd_str name, hd_file_type *out) {

@@ -9,7 +9,15 @@
 
 #include <math.h>
 
-enum { n_elem = 256, n_sub = 8, sub_elem = 32, n_group = 4, n_point = 256, n_byte = 66 };
+enum {
+    n_elem = 256,
+    n_sub = 8,
+    sub_elem = 32,
+    n_group = 4,
+    n_point = 256,
+    n_byte = 66,
+    n_part = 8
+};
 
 static const uint16_t point_codes[n_point] = {
 #define POINT(c) c,
@@ -65,8 +73,8 @@ void hd_decode_IQ2_XXS(const void *src, float *dst, size_t n) {
 
 /* ---- encoding ---- */
 
-/* A sub-block: of each group and point g, sum w |x| g and sum w g^2, so that the error under a
- * scale d is d^2 gg - 2 d xg more than sum w x^2. Values that take the wrong sign have |x| < 0. */
+/* A sub-block: of each group and point g, 2 sum w |x| g and sum w g^2, so that the error under a
+ * scale d is d (d gg - xg) more than sum w x^2. Values that take the wrong sign have |x| < 0. */
 struct sub_block {
     float xg[n_group][n_point], gg[n_group][n_point];
     uint32_t sign[n_group]; /* seven bits */
@@ -94,7 +102,7 @@ static void load_group(struct sub_block *s, int g, const float *x, const float *
     memset(gg, 0, sizeof s->gg[g]);
     for (int j = 0; j < 8; j++) {
         const float *v = values[j];
-        float wx = w[j] * size[j];
+        float wx = 2 * w[j] * size[j];
         for (int i = 0; i < n_point; i++) {
             xg[i] += wx * v[i];
             gg[i] += w[j] * v[i] * v[i];
@@ -104,16 +112,15 @@ static void load_group(struct sub_block *s, int g, const float *x, const float *
 
 /* The least of a group's errors under a scale. */
 static float least_error(const float *xg, const float *gg, float d) {
-    enum { n_part = 8 };
-    float best[n_part], dd = d * d;
+    float best[n_part]; /* of what d > 0 is a factor of */
     for (int k = 0; k < n_part; k++) best[k] = INFINITY;
     for (int i = 0; i < n_point; i += n_part)
         for (int k = 0; k < n_part; k++) {
-            float e = dd * gg[i + k] - 2 * d * xg[i + k];
+            float e = d * gg[i + k] - xg[i + k];
             best[k] = e < best[k] ? e : best[k];
         }
     for (int k = 1; k < n_part; k++) best[0] = best[k] < best[0] ? best[k] : best[0];
-    return best[0];
+    return d * best[0];
 }
 
 static float sub_error(const struct sub_block *s, float d) {
@@ -122,18 +129,31 @@ static float sub_error(const struct sub_block *s, float d) {
     return e;
 }
 
+static float least_of_part(const float *xg, const float *gg, float d) {
+    float e[n_part];
+    for (int k = 0; k < n_part; k++) e[k] = d * gg[k] - xg[k];
+    for (int k = 0; k < n_part / 2; k++) e[k] = e[k] < e[k + 4] ? e[k] : e[k + 4];
+    float a = e[0] < e[1] ? e[0] : e[1], b = e[2] < e[3] ? e[2] : e[3];
+    return a < b ? a : b;
+}
+
 /* The points of least error under a scale; adds up what a better scale would follow from. */
 static void choose_points(const struct sub_block *s, float d, unsigned char *index, float *xg,
                           float *gg) {
     for (int g = 0; g < n_group; g++) {
         float best = INFINITY;
-        int at = 0;
-        for (int i = 0; i < n_point; i++) {
-            float e = d * d * s->gg[g][i] - 2 * d * s->xg[g][i];
+        int first = 0, at = 0;
+        for (int i = 0; i < n_point; i += n_part) { /* eight at a time, then among them */
+            float e = least_of_part(s->xg[g] + i, s->gg[g] + i, d);
+            if (e < best) best = e, first = i;
+        }
+        best = INFINITY;
+        for (int i = first; i < first + n_part; i++) {
+            float e = d * s->gg[g][i] - s->xg[g][i];
             if (e < best) best = e, at = i;
         }
         index[g] = (unsigned char)at;
-        *xg += s->xg[g][at];
+        *xg += s->xg[g][at] / 2;
         *gg += s->gg[g][at];
     }
 }

@@ -58,10 +58,10 @@ test('products alone', () => {
   const r = bench('--products', '--seconds', '0', '--json');
   assert.equal(r.status, 0, r.stderr);
   const { products } = JSON.parse(r.stdout);
-  const formats = ['F32', 'F16', 'BF16', 'Q8_0', 'Q5_0', 'Q4_K', 'Q6_K'];
+  const formats = ['F32', 'F16', 'BF16', 'F8_B128', 'Q8_0', 'Q5_0', 'Q4_K', 'Q6_K', 'IQ2_XXS'];
   assert.equal(products.length, 3 * formats.length * 5);
   for (const p of products) assert.ok(p.gflops_s > 0 && formats.includes(p.format));
-  assert.match(bench('--products', '--seconds', '0', '--isa', 'scalar').stdout, /Q8_0 {2}\[2048, 2048\]/);
+  assert.match(bench('--products', '--seconds', '0', '--isa', 'scalar').stdout, /Q8_0 {4}\[2048, 2048\]/);
 });
 
 test('attention alone', () => {

@@ -105,50 +105,45 @@ struct search {
     hd_load_run *run;
     double rate; /* of the trace */
     double wanted;
+    struct hd_sim_bracket at;
 };
 
-static hd_status attempt(struct search *s, double scale, bool *is_good) {
+static hd_status attempt(struct search *s, double scale) {
     hd_sim_result r;
     s->c->scale = scale;
     hd_status st = hd_sim_to_load(s->c, s->run, &r);
     hd_sim_result_fini(&r);
     HD_TRY(st);
     double share = hd_load_good_share(s->run);
-    *is_good = share >= s->wanted;
+    *(share >= s->wanted ? &s->at.good : &s->at.bad) = scale;
+    *(share >= s->wanted ? &s->at.good_share : &s->at.bad_share) = share;
     fprintf(stderr, "%10.4g times the load, %10.4g requests/s: %6.2f %% good\n", scale,
             scale * s->rate, 100 * share);
     return HD_OK;
 }
 
-/* The largest scale at which the share is reached, to 1 %: doubling and halving first, then
- * bisection. With a share that wavers it is one such scale whose next tried one fails. */
-static hd_status find_max_load(struct search *s, double *scale) {
+/* The largest scale at which the share is reached, and the least above it that was tried and does
+ * not reach it, 1 % apart: doubling and halving first, then bisection. A share that wavers with the
+ * scale has several such pairs; this is one. */
+static hd_status find_max_load(struct search *s) {
     enum { try_max = 20 };
-    double good = 0, bad = 0;
+    struct hd_sim_bracket *b = &s->at;
     double at = 1;
-    for (int i = 0; i < try_max && (good == 0 || bad == 0); i++) {
-        bool is_good;
-        HD_TRY(attempt(s, at, &is_good));
-        *(is_good ? &good : &bad) = at;
-        at = is_good ? at * 2 : at / 2;
+    for (int i = 0; i < try_max && (b->good == 0 || b->bad == 0); i++) {
+        HD_TRY(attempt(s, at));
+        at = b->bad == 0 ? at * 2 : at / 2;
     }
-    if (good == 0)
+    if (b->good == 0)
         return HD_FAIL(INVALID,
                        "--find-max-load: even %.2g times this load has fewer than %g %% "
                        "good requests: the bounds cannot be kept",
-                       bad, 100 * s->wanted);
-    if (bad == 0)
+                       b->bad, 100 * s->wanted);
+    if (b->bad == 0)
         return HD_FAIL(INVALID,
                        "--find-max-load: even %.2g times this load is good: expected a "
                        "longer trace",
-                       good);
-    while (bad / good > 1.01) {
-        bool is_good;
-        at = (good + bad) / 2;
-        HD_TRY(attempt(s, at, &is_good));
-        *(is_good ? &good : &bad) = at;
-    }
-    *scale = good;
+                       b->good);
+    while (b->bad / b->good > 1.01) HD_TRY(attempt(s, (b->good + b->bad) / 2));
     return HD_OK;
 }
 
@@ -169,10 +164,14 @@ static hd_status simulate(const struct hd_options *o, const hd_cost *cost, const
     struct search search = {
         .c = &c, .run = run, .rate = trace->n / (last_s > 0 ? last_s : 1), .wanted = o->sim_share};
     hd_status s = HD_OK;
-    if (o->sim_find_max_load) s = find_max_load(&search, &c.scale);
+    if (o->sim_find_max_load) {
+        s = find_max_load(&search);
+        c.scale = search.at.good;
+    }
     c.n_sample = 200;
     if (s == HD_OK) s = hd_sim_to_load(&c, run, &result);
     struct hd_sim_report report = {.o = o, .c = &c, .cost = cost, .result = &result, .run = run};
+    if (o->sim_find_max_load) report.max_load = &search.at;
     for (int i = 0; i < trace->n; i++)
         if (run->result[i].outcome == HD_LOAD_OK)
             report.n_tok += trace->item[i].n_prompt + run->result[i].n_output;
@@ -209,7 +208,8 @@ const struct hd_command hd_cmd_sim = {
         "--save-cost' measured on a real one. The load is a --trace or generated (--generate), as\n"
         "for 'hadal bench serve'; the report is the same, and what the machines did besides.\n\n"
         "--replicas N simulates a fleet behind a router; --find-max-load looks for the largest\n"
-        "load at which --slo-share of the requests keep the bounds of --goodput.\n"
+        "load at which --slo-share of the requests keep the bounds of --goodput, and tells the\n"
+        "least above it that was tried and does not: at most 1 % more.\n"
         "Times are of the model alone: HTTP, tokenizing and the host's own work are not in them.\n"
         "Equal options and --seed give equal results.\n\n"
         "  hadal bench mini --save-cost mini.cost\n"

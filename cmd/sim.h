@@ -5,13 +5,20 @@
 #include "cmd/bench_load.h"
 #include "sim/sim.h"
 
+/* --find-max-load: scales of the load, and the shares of good requests at them. */
+struct hd_sim_bracket {
+    double good, good_share; /* the largest that keeps the bounds */
+    double bad, bad_share;   /* tried above it, and does not; at most 1 % larger */
+};
+
 struct hd_sim_report {
     const struct hd_options *o;
     const hd_sim_config *c;
     const hd_cost *cost;
     const hd_sim_result *result;
-    const hd_load_run *run; /* the same requests as a load's */
-    int64_t n_tok;          /* of prompts and answers */
+    const hd_load_run *run;                /* the same requests as a load's */
+    int64_t n_tok;                         /* of prompts and answers */
+    const struct hd_sim_bracket *max_load; /* NULL: it was not looked for */
 };
 
 /* Simulator and loop for machines of this profile under this trace: the engine's options, a context

@@ -95,6 +95,10 @@ static hd_status write(const struct hd_sim_report *r, const struct figures *f, h
     hd_json_str_c(j, r->o->sim_router);
     write_number(j, "replicas", r->c->n_replica);
     write_number(j, "load_scale", r->c->scale);
+    if (r->max_load) {
+        write_number(j, "load_scale_too_much", r->max_load->bad);
+        write_number(j, "slo_attainment_too_much", r->max_load->bad_share);
+    }
     HD_TRY(hd_load_write(r->run, j));
     if (r->o->load_goodput.n > 0) write_number(j, "slo_attainment", hd_load_good_share(r->run));
     write_number(j, "busy_share", f->busy_share);
@@ -141,5 +145,10 @@ hd_status hd_sim_print(const struct hd_sim_report *r) {
         r->c->scale, (unsigned long long)r->run->trace->seed);
     HD_TRY(hd_load_print(r->run));
     print_machines(r, &f);
+    const struct hd_sim_bracket *b = r->max_load;
+    if (b)
+        printf("largest load: %.5g times this one (%.2f %% good); %.5g times it is too much (%.2f "
+               "%% good)\n",
+               b->good, 100 * b->good_share, b->bad, 100 * b->bad_share);
     return HD_OK;
 }

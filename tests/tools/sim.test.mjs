@@ -51,11 +51,14 @@ test('a load is simulated, the same for a seed', () => {
   assert.equal(readFileSync(join(folder, 'r.jsonl'), 'utf8').trim().split('\n').length, 60);
 });
 
-test('the largest load keeps the bounds, three times it does not', () => {
+test('the largest load keeps the bounds, and the search tells how near it came to one that does not', () => {
   const args = [...load, '--goodput', `e2el:${3 * report(...load, '--load-scale', '0.001').e2el_ms.max}`];
-  const r = report(...args, '--find-max-load');
-  assert.ok(r.slo_attainment >= 0.99);
-  assert.ok(report(...args, '--load-scale', String(r.load_scale * 3)).slo_attainment < 0.99);
+  const r = report(...args, '--find-max-load'), at = (scale) => report(...args, '--load-scale', String(scale)).slo_attainment;
+  assert.ok(r.load_scale < r.load_scale_too_much && r.load_scale_too_much <= 1.01 * r.load_scale);
+  assert.ok(r.slo_attainment >= 0.99 && r.slo_attainment_too_much < 0.99);
+  assert.equal(at(r.load_scale), r.slo_attainment);
+  assert.equal(at(r.load_scale_too_much), r.slo_attainment_too_much);
+  assert.match(sim(...args, '--find-max-load').stdout, /^largest load: [\d.e+-]+ times .* is too much \([\d.]+ % good\)$/m);
 });
 
 test('a fleet shares the load, and classes have bounds of their own', () => {

@@ -270,6 +270,7 @@ static void finish(struct call *call, enum hd_load_outcome outcome) {
     call->is_over = true;
     r->outcome = call->fault != HD_LOAD_UNSENT ? call->fault : outcome;
     r->latency_s = elapsed_s(c) - call->arrival_s;
+    r->answer_s = r->latency_s - r->late_s;
     if (!call->has_usage) r->n_output = r->n_event;
     if (r->n_event > 0) r->ttft_s = call->first_s - call->arrival_s;
     if (r->n_event > 1 && r->n_output > 1) {

@@ -33,6 +33,7 @@ typedef struct hd_load_result {
     int status;                       /* of HTTP; 0: none came */
     int n_input, n_output, n_event;   /* tokens by the server's usage; events with tokens */
     double late_s;                    /* of sending */
+    double answer_s;                  /* from sending to the end of what came */
     double ttft_s, tpot_s, latency_s; /* from the planned arrival; tpot: 0 for one token */
 } hd_load_result;
 

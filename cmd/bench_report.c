@@ -42,6 +42,8 @@ static const struct metric {
     {"tpot_ms", "time per output token", "tpot", offsetof(hd_load_result, tpot_s), 2, HD_LOAD_OK},
     {"e2el_ms", "end to end", "e2el", offsetof(hd_load_result, latency_s), 0, HD_LOAD_OK},
     {"reject_ms", "rejected after", NULL, offsetof(hd_load_result, latency_s), 0, HD_LOAD_REJECTED},
+    {"reject_sent_ms", "  after it was sent", NULL, offsetof(hd_load_result, answer_s), 0,
+     HD_LOAD_REJECTED},
     {"send_late_ms", "sent late", NULL, offsetof(hd_load_result, late_s), 0, HD_LOAD_UNSENT},
 };
 enum { n_metric = HD_COUNT_OF(metrics) };

@@ -60,6 +60,8 @@ void hd_call_finish(hd_call *c, int code) {
     int64_t now = hd_now_ns();
     count(code);
     hd_metric_observe(HD_M_HTTP_TIME, (double)(now - c->start_ns) / 1e9);
+    if (code == 429 || code == 503)
+        hd_metric_observe(HD_M_REFUSAL_TIME, (double)(now - c->start_ns) / 1e9);
     char path[129];
     snprintf(path, sizeof path, "%.*s", (int)(c->head.path.len < 128 ? c->head.path.len : 128),
              c->head.path.len ? c->head.path.ptr : "");

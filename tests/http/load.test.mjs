@@ -160,7 +160,9 @@ test('every way to go wrong is counted apart', async () => {
     assert.deepEqual([r.completed, r.wrong_length], [4, 2]);
     assert.deepEqual([rows[12].usage_completion_tokens, rows[12].events], [13, 7]);
     assert.ok(r.duration_s >= 3.99);
-    assert.deepEqual([r.reject_ms.n, r.send_late_ms.n], [2, rows.length]);
+    assert.deepEqual([r.reject_ms.n, r.reject_sent_ms.n, r.send_late_ms.n], [2, 2, rows.length]);
+    for (const l of rows.filter((one) => one.outcome === 'rejected')) // what the client was late by is not the server's
+        assert.ok(Math.abs(l.reject_ms - l.reject_sent_ms - l.send_late_ms) < 1e-3, JSON.stringify(l));
     assert.ok(rows.every((l) => ('e2el_ms' in l) === (l.outcome === 'ok') && ('reject_ms' in l) === (l.outcome === 'rejected')));
     assert.ok(s.bodies.every((b) => b.authorization === 'Bearer k1' && b.model === 'stub-model' && b.ignore_eos && b.return_token_ids && b.path === '/v1/completions'));
 });

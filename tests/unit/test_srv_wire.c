@@ -637,6 +637,7 @@ static void full_engine_takes_the_urgent(void **state) {
     assert_non_null(strstr(text_of(&a), "\"param\":\"service_tier\""));
     drop_answer(&a);
     assert_int_equal(w->engine->n, 0);
+    assert_int_equal((int)hd_metric_get(HD_M_REFUSAL_TIME), 2); /* not the 400 */
     hd_buf b;
     hd_buf_init(&b, 1 << 20);
     int fd = dial(w->port);

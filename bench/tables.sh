@@ -61,13 +61,27 @@ prefixes() {
         sim --generate sessions --random-input-len 24 --random-output-len 8 --num-prompts 40000 --request-rate 400 --think-time 2 --replicas 100 --router $r
     done
 }
-# 64 requests of 8 beginnings, INT4 weights, FP16 KV.
+# 96 requests of 12 beginnings, INT4 weights, FP16 KV, with a cache that does not hold all beginnings and with one that does.
+# Then 16 sequences side by side with long answers and an F32 cache: pages as they come, brought together, and large ones.
 order() {
     printf '%s\n' $HEADER >"$OUT/groups.csv"
-    awk 'BEGIN { for (i = 0; i < 64; i++) printf "0,%d,96,g%d,1000,\n", 1008 + i % 7, i % 8 }' >>"$OUT/groups.csv"
+    awk 'BEGIN { for (i = 0; i < 96; i++) printf "0,%d,32,g%d,500,\n", 508 + i % 7, i % 12 }' >>"$OUT/groups.csv"
     "$HADAL" quantize --type Q4_0 --force "$MODEL" "$OUT/q4.gguf"
-    for p in none fragmentation prefix length "none --compaction-pages 16"; do
-        compare "$OUT/q4.gguf" --kv-cache-dtype f16 -t 1 --clock processor --policies dynamic --runs 2 --trace "$OUT/groups.csv" --reorder-policy $p
+    for kv in 4096 16384; do for p in none fragmentation prefix length; do
+        compare "$OUT/q4.gguf" --kv-cache-dtype f16 -t 1 --clock processor --policies dynamic --trace "$OUT/groups.csv" \
+            --reorder-policy $p --max-tokens-in-paged-kv-cache $kv --max-num-seqs 16
+    done; done
+    for s in 3 8; do for p in none prefix length; do
+        sim --trace $TRACES/agents.csv --load-scale $s --reorder-policy $p --max-tokens-in-paged-kv-cache 8192 --max-num-seqs 16
+    done; done
+    printf '%s\n' $HEADER >"$OUT/side.csv"
+    awk 'BEGIN { for (i = 0; i < 16; i++) print "0,64,600,,," }' >>"$OUT/side.csv"
+    for p in "--compaction-pages 0" "--compaction-pages 16" "--compaction-pages 0 --block-size 64"; do
+        compare "$MODEL" --kv-cache-dtype f32 -t 1 --clock processor --policies dynamic --runs 2 --trace "$OUT/side.csv" $p
+    done
+    for b in 16 64; do
+        say --attention --block-size $b
+        "$HADAL" bench --attention -t 1 --depth 4096 --batch 1,16 --prompt 64 --seconds 0.5 --block-size $b
     done
 }
 # 32 sequences that decode, alone; with a long prompt; and with that in one step.

@@ -17,7 +17,8 @@ enum { N_HEAD_MOST = 128 };
 typedef struct point {
     int n_head, n_seq, n_row, n_pos; /* rows and positions of each sequence */
     enum hd_mla_form form;
-    bool is_shared; /* the sequences share all pages but each one's last */
+    bool is_shared;    /* the sequences share all pages but each one's last */
+    bool is_scattered; /* no page of a sequence follows the one before it in the cache */
 } point;
 
 typedef struct bench {
@@ -34,7 +35,15 @@ static int pages_of(const bench *x, int n_pos) {
     return (n_pos + x->b->page_tok - 1) / x->b->page_tok;
 }
 
-/* Pages as a server deals them to sequences that grow one after another. */
+/* Page i of a cache of n in an order without neighbours. */
+static int scattered(int i, int n) {
+    int n_column = 1;
+    while (n_column * n_column < n) n_column++;
+    int n_row = n / n_column; /* by columns of a table, and the rest as it is */
+    return i < n_row * n_column ? i % n_row * n_column + i / n_row : i;
+}
+
+/* Pages as a server deals them to sequences that grow one after another, or scattered. */
 static void make_batch(bench *x, const point *p) {
     hd_batch *b = &x->batch;
     int n_page = pages_of(x, p->n_pos);
@@ -44,8 +53,10 @@ static void make_batch(bench *x, const point *p) {
         int32_t *page = b->page + s * n_page;
         b->seq_slot[s] = s;
         b->seq_row0[s + 1] = (s + 1) * p->n_row, b->seq_page0[s + 1] = (s + 1) * n_page;
-        for (int i = 0; i < n_page; i++)
+        for (int i = 0; i < n_page; i++) {
             page[i] = p->is_shared && i < n_page - 1 ? i : s * n_page + i;
+            if (p->is_scattered) page[i] = scattered(page[i], x->n_page);
+        }
         for (int i = 0; i < p->n_row; i++) {
             int row = s * p->n_row + i, pos = p->n_pos - p->n_row + i;
             b->pos[row] = pos, b->row_seq[row] = s, b->form[row] = (uint8_t)p->form;
@@ -109,15 +120,19 @@ static void time_point(bench *x, const point *p) {
         printf("  %-7s %3d heads, %2d x %5d tokens behind %5d%s: %9.3f ms, %7.1f GFLOP/s (%3.0f "
                "%%), %6.2f GB/s (%3.0f %%)\n",
                p->form == HD_MLA_EXPANDED ? "prompt" : "decode", p->n_head, p->n_seq, p->n_row,
-               p->n_pos - p->n_row, p->is_shared ? ", shared" : "", s * 1e3, flops / s / 1e9,
-               100 * rate, bytes / s / 1e9, 100 * read);
+               p->n_pos - p->n_row,
+               p->is_shared      ? ", shared"
+               : p->is_scattered ? ", scattered"
+                                 : "",
+               s * 1e3, flops / s / 1e9, 100 * rate, bytes / s / 1e9, 100 * read);
         return;
     }
-    static const char *const keys[] = {"heads",  "sequences",    "tokens",   "behind",
-                                       "shared", "seconds",      "gflops_s", "share_of_fma",
-                                       "gb_s",   "share_of_read"};
-    double values[] = {p->n_head, p->n_seq,        p->n_row, p->n_pos - p->n_row, p->is_shared,
-                       s,         flops / s / 1e9, rate,     bytes / s / 1e9,     read};
+    static const char *const keys[] = {"heads",        "sequences", "tokens",       "behind",
+                                       "shared",       "scattered", "seconds",      "gflops_s",
+                                       "share_of_fma", "gb_s",      "share_of_read"};
+    double values[] = {p->n_head,    p->n_seq,        p->n_row, p->n_pos - p->n_row,
+                       p->is_shared, p->is_scattered, s,        flops / s / 1e9,
+                       rate,         bytes / s / 1e9, read};
     hd_json_object(b->json);
     hd_json_key(b->json, "form");
     hd_json_str_c(b->json, p->form == HD_MLA_EXPANDED ? "prompt" : "decode");
@@ -202,11 +217,12 @@ static void time_all(bench *x) {
     for (size_t h = 0; h < HD_COUNT_OF(heads); h++)
         for (int d = 0; d < b->depths->n; d++) {
             point p = {.n_head = heads[h], .n_row = 1, .n_pos = b->depths->v[d] + 1};
-            for (int i = 0; i < 2 * b->batches->n; i++) {
-                p.n_seq = b->batches->v[i / 2], p.is_shared = i % 2 == 1;
+            for (int i = 0; i < 3 * b->batches->n; i++) {
+                p.n_seq = b->batches->v[i / 3];
+                p.is_shared = i % 3 == 1, p.is_scattered = i % 3 == 2;
                 if (p.n_seq > 1 || !p.is_shared) time_point(x, &p);
             }
-            p.n_seq = 1, p.is_shared = false, p.form = HD_MLA_EXPANDED;
+            p.n_seq = 1, p.is_shared = p.is_scattered = false, p.form = HD_MLA_EXPANDED;
             for (int i = 0; i < b->prompts->n; i++) {
                 p.n_row = b->prompts->v[i], p.n_pos = b->depths->v[d] + p.n_row;
                 time_point(x, &p);

@@ -24,10 +24,15 @@ hd_status hd_sim_config_from(const struct hd_options *o, const hd_cost *cost, co
     int64_t most = INT32_MAX / c.block_size; /* cache rows are numbered by int32 */
     n_page = n_page < most ? n_page : most;
     n_page = n_page < useful ? n_page : useful;
+    bool is_device = strcmp(cost->backend, "cpu") != 0;
+    enum hd_kv_type kv_type;
     hd_engine_sizes z = {.n_ctx = n_ctx,
                          .n_row_max = c.max_num_batched_tokens,
                          .n_page = n_page > 1 ? (int)n_page : 1,
-                         .expand_min = cost->expand_min};
+                         .expand_min = cost->expand_min,
+                         .likes_neighbours =
+                             hd_kv_type_by_name(cost->kv_dtype, &kv_type) == HD_OK &&
+                             hd_engine_likes_neighbours(is_device, kv_type)};
     *out = (hd_sim_config){.loop = {.n_queue_max = c.max_num_queued_reqs,
                                     .queue_tok_max = c.max_num_queued_tokens,
                                     .wait_max_ns = (int64_t)(c.queue_timeout_s * 1e9)},

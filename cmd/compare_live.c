@@ -6,6 +6,7 @@
 #include "engine/measure.h"
 #include "engine/sizes.h"
 
+#include <stdio.h>
 #include <string.h>
 
 struct live {
@@ -89,6 +90,8 @@ static hd_status run(struct live *v, const struct hd_options *o, const char *mod
     hd_sim_config c;
     hd_loop_config *lc = &c.loop;
     HD_TRY(hd_bench_open(&v->m, o, model));
+    snprintf(like.backend, sizeof like.backend, "%s", v->m.dev.ops->name);
+    snprintf(like.kv_dtype, sizeof like.kv_dtype, "%s", hd_kv_type_name(v->m.mo.kv_type));
     like.n_ctx = v->m.hp.n_ctx;
     like.expand_min = hd_engine_expand_min(&v->m.hp);
     HD_TRY(hd_compare_config(o, &like, v->trace, &c));

@@ -52,11 +52,12 @@ typedef struct hd_engine_config {
     const char *scheduling_policy; /* "priority" or "fcfs" */
     bool no_dynamic_batching;      /* requests join only when all of the batch before have ended */
     hd_service_target target[HD_SERVICE_COUNT]; /* what classes are promised; 0: the defaults */
-    double max_step_ms;          /* bound of a step's predicted P95; 0: by the classes' tolerance */
-    const char *reorder_policy;  /* "none", "fragmentation", "prefix" or "length" */
-    int reorder_interval;        /* steps between two orderings of the running sequences */
-    int compaction_pages;        /* KV pages moved before a step at most, to lie side by side */
-    bool elastic_batching;       /* the bound of a step follows the forecast load */
+    double max_step_ms;         /* bound of a step's predicted P95; 0: by the classes' tolerance */
+    const char *reorder_policy; /* "none", "fragmentation", "prefix" (default) or "length" */
+    int reorder_interval;       /* steps between two orderings of the running sequences */
+    int compaction_pages;       /* KV pages moved before a step at most, to lie side by side; -1: 16
+       on a cpu with an F32 cache, which reads such pages faster, else 0 */
+    bool elastic_batching;      /* the bound of a step follows the forecast load */
     const char *latency_profile; /* file of step times: read, and written at the end; NULL: none */
     double measure_ms;           /* time spent on measuring steps at start when there is none */
     const char *tokenizer;       /* path to override the model's; NULL */

@@ -17,7 +17,8 @@ void hd_engine_config_init(hd_engine_config *c) {
         .max_num_queued_reqs = 1024,
         .scheduling_policy = "priority",
         .elastic_batching = true,
-        .reorder_policy = "none",
+        .reorder_policy = "prefix",
         .reorder_interval = 32,
+        .compaction_pages = -1,
     };
 }

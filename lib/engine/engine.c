@@ -353,6 +353,7 @@ static hd_status open_parts(hd_engine *e, const hd_engine_config *c) {
     hd_engine_sizes z;
     HD_TRY(find_place(e, c, &part, kv_type));
     HD_TRY(hd_engine_size(c, &part, kv_type, e->place.free_bytes, &z));
+    z.likes_neighbours = hd_engine_likes_neighbours(hd_dev_has_memory(&e->dev), kv_type);
     char hash[33];
     hd_checkpoint_hash(e->checkpoint, hash, hash_progress, (void *)(uintptr_t)c);
     e->info.model_hash = keep(e, hash);

@@ -4,7 +4,10 @@
 #include <limits.h>
 #include <string.h>
 
-enum { table_max = 1 << 28 }; /* entries of a step's page tables, of 4 bytes */
+enum {
+    table_max = 1 << 28, /* entries of a step's page tables, of 4 bytes */
+    COMPACTION_MAX = 16
+};
 
 /* auto is F32. F16 halves the memory, and costs more than the weights' own format may: on the
  * embedded model with BF16 weights, mean KL 8e-4 against F32 over 6000 tokens of prose (context
@@ -55,7 +58,7 @@ static hd_status check_config(const hd_engine_config *c) {
                        "reorder_policy: expected none, fragmentation, prefix or length, found '%s'",
                        c->reorder_policy);
     HD_TRY(check_range("reorder_interval", c->reorder_interval, 0, 1 << 20));
-    HD_TRY(check_range("compaction_pages", c->compaction_pages, 0, 16));
+    HD_TRY(check_range("compaction_pages", c->compaction_pages, -1, COMPACTION_MAX));
     if (!(c->max_step_ms >= 0 && c->max_step_ms <= 1e9))
         return HD_FAIL(INVALID, "max_step_ms: expected 0 to 1e9, found %g", c->max_step_ms);
     if (!(c->queue_timeout_s >= 0 && c->queue_timeout_s <= 1e6))
@@ -140,6 +143,10 @@ hd_status hd_engine_size(const hd_engine_config *c, const hd_hparams *hp, enum h
     return HD_OK;
 }
 
+bool hd_engine_likes_neighbours(bool has_device_memory, enum hd_kv_type kv_type) {
+    return !has_device_memory && kv_type == HD_KV_F32;
+}
+
 void hd_engine_sched_config(const hd_engine_config *c, const hd_engine_sizes *z,
                             hd_sched_config *out) {
     *out = (hd_sched_config){.n_seq_max = c->max_num_seqs,
@@ -159,5 +166,6 @@ void hd_engine_sched_config(const hd_engine_config *c, const hd_engine_sizes *z,
                              .reorder_interval = c->reorder_interval,
                              .compact_page_max = c->compaction_pages,
                              .elastic = c->elastic_batching};
+    if (c->compaction_pages < 0) out->compact_page_max = z->likes_neighbours ? COMPACTION_MAX : 0;
     memcpy(out->target, c->target, sizeof out->target);
 }

@@ -11,7 +11,12 @@ typedef struct hd_engine_sizes {
     int n_row_max; /* token budget of a step */
     int n_page;
     int expand_min;
+    bool likes_neighbours; /* pages that follow one another are read faster */
 } hd_engine_sizes;
+
+/* The cpu's attention reads an F32 cache where it lies, unless pages are scattered: those it copies
+ * first. Other types are decoded in any case, and devices with memory gather rows in any case. */
+bool hd_engine_likes_neighbours(bool has_device_memory, enum hd_kv_type kv_type);
 
 /* free_bytes: host memory that is free once the weights are there. HD_E_INVALID names the field of
  * the configuration; HD_E_CONTEXT: the window asked for does not fit, with the reason. */

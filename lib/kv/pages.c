@@ -112,6 +112,7 @@ void hd_pages_unref(hd_pages *p, int page, bool keep) {
         push_free(p, page);
 }
 
+int hd_pages_next_free(const hd_pages *p) { return p->free_top; }
 int hd_pages_oldest(const hd_pages *p) { return p->oldest; }
 
 int hd_pages_newer(const hd_pages *p, int page) {
@@ -135,17 +136,18 @@ void hd_pages_move(hd_pages *p, int from, int to) {
     *a = (struct node){.refs = 1, .prev = -1, .next = -1, .state = IN_USE};
 }
 
-int hd_pages_find_run(const hd_pages *p, int n) {
-    int best = -1, n_best = n + 1, n_cached = 0, len = 0;
-    for (int i = 0; i < p->n_page && n_best > 0; i++) {
-        if (p->node[i].state == IN_USE) {
+int hd_pages_find_run(const hd_pages *p, const hd_pages_search *q) {
+    int best = -1, n_best = q->n + 1, n_cached = 0, len = 0;
+    int end = p->n_page - q->from < q->n_look ? p->n_page : q->from + q->n_look;
+    for (int i = q->from; i < end && n_best > 0; i++) {
+        if (p->node[i].state == IN_USE || i == q->avoid) {
             len = n_cached = 0;
             continue;
         }
         n_cached += p->node[i].state == CACHED;
-        if (++len > n) n_cached -= p->node[i - n].state == CACHED;
-        if (len < n || n_cached >= n_best) continue;
-        best = i - n + 1;
+        if (++len > q->n) n_cached -= p->node[i - q->n].state == CACHED;
+        if (len < q->n || n_cached >= n_best) continue;
+        best = i - q->n + 1;
         n_best = n_cached;
     }
     return best;

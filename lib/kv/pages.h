@@ -24,6 +24,8 @@ void hd_pages_take_at(hd_pages *p, int page);
 void hd_pages_ref(hd_pages *p, int page);
 /* One reference less. The last one makes the page cached (most recent) if `keep`, else free. */
 void hd_pages_unref(hd_pages *p, int page, bool keep);
+/* The free page that is taken next, or -1. */
+int hd_pages_next_free(const hd_pages *p);
 /* The cached page released longest ago, or -1. */
 int hd_pages_oldest(const hd_pages *p);
 /* The cached page released next after `page`, which is cached; or -1. */
@@ -34,9 +36,13 @@ void hd_pages_drop(hd_pages *p, int page);
 /* Page `to`, just taken, stands for `from` from now on: with its references, or as cached as that
  * was. `from` is then what `to` was: in use with one reference. */
 void hd_pages_move(hd_pages *p, int from, int to);
-/* The first of n consecutive pages of which none is in use, and as few as possible are cached; -1:
- * there are none. Looks at every page. */
-int hd_pages_find_run(const hd_pages *p, int n);
+typedef struct hd_pages_search {
+    int n;            /* consecutive pages of which none is in use, and as few as possible cached */
+    int avoid;        /* none of them is this one */
+    int from, n_look; /* among so many pages from this one on, at most until the last page */
+} hd_pages_search;
+/* The first page of the run; -1: there is none. */
+int hd_pages_find_run(const hd_pages *p, const hd_pages_search *q);
 
 int hd_pages_refs(const hd_pages *p, int page);
 bool hd_pages_is_cached(const hd_pages *p, int page);

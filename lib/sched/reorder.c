@@ -1,5 +1,5 @@
-/* The order in which running sequences' rows stand in a step. It changes no result, only which
- * pages are read near each other. */
+/* The order in which running sequences' rows stand in a step, which changes no result, only which
+ * pages are read near each other; and who of a bucket that waits is admitted before its turn. */
 #include "sched/sched_impl.h"
 
 #include <string.h>
@@ -46,4 +46,40 @@ void hd_sched_reorder(hd_sched *s) {
     for (int n = 1; n < s->n_run; n *= 2)
         for (int from = 0; from + n < s->n_run; from += 2 * n)
             merge(s, from, from + n, hd_sched_min(from + 2 * n, s->n_run));
+}
+
+/* ---- waiting ones ---- */
+
+enum {
+    FAVOUR_LOOK = 32, /* of the first in line one is favoured */
+    PASS_MAX = 16     /* so often is the first one passed by those */
+};
+
+/* Pages of q that are in the cache; -1: more of them soon, which it would wait for. */
+static int n_cached_page(hd_sched *s, const hd_seq *q) {
+    if (hd_prefix_is_pending(s->prefix, q->wait)) return -1;
+    hd_prefix_ask ask = {.salt = q->salt,
+                         .token = q->token,
+                         .form = q->admitted_ns < 0 ? NULL : q->form,
+                         .n_page = (hd_seq_n_known(q) - 1) / s->c.page_tok,
+                         .rank = q->bucket};
+    hd_prefix_wait wait;
+    int n = hd_prefix_match(s->prefix, &ask, s->path, &wait);
+    return wait.page < 0 ? n : -1;
+}
+
+hd_seq *hd_sched_favourite(hd_sched *s) {
+    hd_seq *first = hd_sched_next_waiting(s, NULL), *best = first;
+    bool by_prefix = s->c.reorder == HD_REORDER_PREFIX && s->c.prefix_cache;
+    if (!first || first->n_passed >= PASS_MAX) return NULL;
+    if ((!by_prefix && s->c.reorder != HD_REORDER_LENGTH) || s->c.policy == HD_SCHED_FCFS)
+        return NULL;
+    int n_best = by_prefix ? n_cached_page(s, first) : first->n_tok, n = 1;
+    for (hd_seq *q = first->next; q && n < FAVOUR_LOOK; q = q->next, n++) {
+        int n_q = by_prefix ? n_cached_page(s, q) : q->n_tok;
+        if (by_prefix ? n_q <= n_best : n_q >= n_best) continue;
+        best = q;
+        n_best = n_q;
+    }
+    return best != first ? best : NULL;
 }

@@ -77,7 +77,10 @@ enum hd_sched_policy { HD_SCHED_PRIORITY, HD_SCHED_FCFS };
 
 /* The order of rows of decoding sequences: as they started; or, renewed every reorder_interval
  * steps, the most fragmented first (share of pages that do not follow the one before in the pool,
- * over the free pages), those of the same beginning side by side, or the shortest first. */
+ * over the free pages), those of the same beginning side by side, or the shortest first. PREFIX and
+ * LENGTH admit by it, too: of the first that wait in the most urgent bucket the one with most pages
+ * in the cache, or the shortest, goes before the first, which is passed so a bounded number of
+ * times. */
 enum hd_reorder { HD_REORDER_NONE, HD_REORDER_FRAGMENTATION, HD_REORDER_PREFIX, HD_REORDER_LENGTH };
 
 typedef struct hd_sched_config {

@@ -45,6 +45,7 @@ struct hd_seq {
     int n_hit;
     int64_t admitted_ns; /* -1: not yet */
     bool preempted;      /* waiting again */
+    int n_passed;        /* favourites that were admitted while it was the first in line */
     bool has_room;       /* during a plan: it gets a decoding row */
     int slot;            /* running; else -1 */
     int flight_ix;       /* in the last planned batch; else -1 */
@@ -67,6 +68,8 @@ struct hd_sched {
     hd_seq **run;             /* [n_slot] by rank */
     hd_seq **place, **merged; /* [n_slot] the same in the order of their rows; for sorting it */
     int n_since_reorder, n_since_compact; /* steps */
+    unsigned n_look;                      /* of compaction: whose turn it is */
+    int compact_from;                     /* page from which on it looks for a place */
     int n_run;
     int32_t *free_slot; /* [n_slot] stack */
     int n_free_slot;
@@ -115,6 +118,10 @@ hd_seq *hd_sched_aged(const hd_sched *s, int64_t now_ns);
 
 /* Renews the order of rows when it is time. */
 void hd_sched_reorder(hd_sched *s);
+
+/* Who of those that wait in the most urgent bucket is admitted before its first one, by the
+ * policy; NULL: nobody, it is that one's turn. */
+hd_seq *hd_sched_favourite(hd_sched *s);
 
 /* Brings scattered pages of a running sequence together when it is time; the batch is empty. */
 void hd_sched_compact(hd_sched *s, hd_batch *b);

@@ -1,6 +1,8 @@
 /* The plan of a step: which rows of which sequences, who is admitted, who is preempted. */
 #include "sched/sched_impl.h"
 
+#include "base/sort.h"
+
 #include <string.h>
 
 /* Waiting sequences looked at in one plan: each costs a match at most once, then one comparison
@@ -231,24 +233,29 @@ static void record_forms(hd_sched *s, hd_seq *q, int n_hit) {
     memset(q->form + n_hit_tok, form, (size_t)n_left * sizeof *q->form);
 }
 
-/* Takes pages for all known tokens, path[0..n_hit) being the first, and promises the full ones. */
+/* Takes pages for all known tokens, path[0..n_hit) being the first, and promises the full ones.
+ * Those taken stand in the order of the pool: backends read pages that follow one another faster.
+ */
 static void take_pages(hd_sched *s, hd_seq *q, int n_hit) {
     for (int i = 0; i < n_hit; i++) {
         hd_pages_ref(s->pages, s->path[i]);
         q->page[i] = s->path[i];
     }
     q->n_page = q->n_indexed = n_hit;
-    for (int i = n_hit; i < hd_sched_pages_for(&s->c, held_pos(q)); i++) {
+    while (q->n_page < hd_sched_pages_for(&s->c, held_pos(q))) {
         int page = hd_prefix_take(s->prefix);
         HD_ASSERT(page >= 0 && q->n_page < q->n_page_room);
         q->page[q->n_page++] = page;
-        if (!s->c.prefix_cache || i >= q->n_tok / s->c.page_tok) continue;
+    }
+    hd_sort_ints(q->page + n_hit, q->n_page - n_hit);
+    for (int i = n_hit; i < q->n_page; i++) {
+        if (!s->c.prefix_cache || i >= q->n_tok / s->c.page_tok) break;
         size_t at = (size_t)i * (size_t)s->c.page_tok;
         hd_prefix_content content = {.parent = i > 0 ? q->page[i - 1] : -1,
                                      .salt = q->salt,
                                      .token = q->token + at,
                                      .form = q->form + at};
-        hd_prefix_promise(s->prefix, page, &content, q->bucket);
+        hd_prefix_promise(s->prefix, q->page[i], &content, q->bucket);
     }
 }
 
@@ -348,25 +355,53 @@ static int next_prompt(const hd_sched *s, int i) {
     return i;
 }
 
-/* Prompts of running sequences and admission of waiting ones, merged by rank; before them the
- * longest overdue, when it is its turn. */
+/* Those that wait, in the order in which they are asked: the longest overdue, when it is its turn;
+ * then favourites; then by rank. */
+struct line {
+    hd_seq *favourite, *next;
+};
+
+static struct line line_of(hd_sched *s, const struct plan *p) {
+    struct line l = {.next = hd_sched_next_waiting(s, NULL)};
+    if (p->may_admit && s->n_run < s->n_slot) l.favourite = hd_sched_favourite(s);
+    return l;
+}
+
+static hd_seq *first_of(const struct plan *p, const struct line *l) {
+    if (!p->may_admit) return NULL;
+    return p->aged ? p->aged : l->favourite ? l->favourite : l->next;
+}
+
+/* Asks w, which then stands in the line no more. */
+static bool ask(hd_sched *s, struct plan *p, struct line *l, hd_seq *w) {
+    bool is_favourite = w == l->favourite, is_aged = w == p->aged;
+    hd_seq *passed = is_favourite && !is_aged ? hd_sched_next_waiting(s, NULL) : NULL;
+    if (w == l->next) l->next = hd_sched_next_waiting(s, w);
+    if (is_favourite) l->favourite = NULL;
+    enum admission a = admit(s, p, w);
+    if (a == BLOCKED) p->may_admit = false;
+    if (a == PASSED_OVER && is_aged) p->aged = NULL;
+    if (a != ADMITTED) return false;
+    if (passed && passed != w) passed->n_passed++;
+    if (is_favourite) l->favourite = s->n_run < s->n_slot ? hd_sched_favourite(s) : NULL;
+    return true;
+}
+
+/* Prompts of running sequences and admission of waiting ones, merged by rank. */
 static void plan_prompts(hd_sched *s, struct plan *p) {
-    hd_seq *waiting = hd_sched_next_waiting(s, NULL);
+    struct line line = line_of(s, p);
     int n_look = 0;
     for (int i = next_prompt(s, 0); p->n_left > 0; i = next_prompt(s, i)) {
         hd_seq *q = i < s->n_run ? s->run[i] : NULL;
-        hd_seq *w = !p->may_admit ? NULL : p->aged ? p->aged : waiting;
+        hd_seq *w = first_of(p, &line);
         if (!q && !w) break;
         if (q && (!w || (w != p->aged && !hd_sched_is_before(w, q)))) {
             if (!add_chunk(s, p, q)) break;
             i++;
             continue;
         }
-        if (w == waiting) waiting = hd_sched_next_waiting(s, w);
-        enum admission a = admit(s, p, w);
-        if (a == BLOCKED || ++n_look == LOOK_MAX) p->may_admit = false;
-        if (a == PASSED_OVER && w == p->aged) p->aged = NULL;
-        if (a != ADMITTED) continue;
+        if (++n_look == LOOK_MAX) p->may_admit = false;
+        if (!ask(s, p, &line, w)) continue;
         if (hd_sched_start(s, w) <= i) i++;
         if (!add_chunk(s, p, w)) break;
     }

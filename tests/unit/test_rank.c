@@ -311,6 +311,76 @@ static void rows_stand_as_the_policy_says(void **state) {
     }
 }
 
+/* ---- who goes first of those that wait ---- */
+
+/* Three beginnings of 200 tokens in turn, one slot, pages for a beginning and a half: in the order
+ * of arrival each one is computed anew. Returns the prompt tokens that were. */
+static int64_t computed_of_three_groups(enum hd_reorder policy, enum hd_sched_policy sched) {
+    hd_sched_config c = config();
+    c.n_seq_max = 1;
+    c.n_page = 20;
+    c.reorder = policy;
+    c.reorder_interval = 1;
+    c.policy = sched;
+    world w;
+    open_world(&w, c);
+    hd_seq *q[18];
+    for (int i = 0; i < 18; i++) {
+        w.from = 10000 * (i % 3 + 1);
+        q[i] = submit_as(&w, 200, 3, HD_SERVICE_STANDARD);
+    }
+    run_out(&w);
+    hd_sched_stats st;
+    hd_sched_get_stats(w.s, &st);
+    for (int i = 0; i < 18; i++) {
+        assert_int_equal(hd_seq_get_state(q[i]), HD_SEQ_DONE);
+        hd_seq_free(q[i]);
+    }
+    close_world(&w);
+    return (int64_t)(st.prompt_tok - st.hit_tok);
+}
+
+static void those_of_one_beginning_follow_one_another(void **state) {
+    (void)state;
+    int64_t all = 18 * 200, rest = 15 * (200 - 192); /* 12 pages of 16 are reused */
+    assert_int_equal(computed_of_three_groups(HD_REORDER_NONE, HD_SCHED_PRIORITY), all);
+    assert_int_equal(computed_of_three_groups(HD_REORDER_PREFIX, HD_SCHED_FCFS), all);
+    assert_int_equal(computed_of_three_groups(HD_REORDER_PREFIX, HD_SCHED_PRIORITY),
+                     3 * 200 + rest);
+}
+
+/* Favourites never end: the first in line is passed sixteen times and then has its turn; a more
+ * urgent class is not passed at all. */
+static void a_favourite_passes_for_a_while(void **state) {
+    (void)state;
+    for (int policy = HD_REORDER_PREFIX; policy <= HD_REORDER_LENGTH; policy++) {
+        hd_sched_config c = config();
+        c.n_seq_max = 1;
+        c.reorder = (enum hd_reorder)policy;
+        c.reorder_interval = 1;
+        world w;
+        open_world(&w, c);
+        hd_seq *q[42], *urgent = NULL;
+        for (int i = 0; i < 42; i++) {
+            w.from = i == 1 ? 10000 : 0; /* the second is a stranger, and longer */
+            q[i] = submit_as(&w, i == 1 ? 120 : 100, 3, HD_SERVICE_STANDARD);
+        }
+        int n_before = 0;
+        for (int i = 0; i < 1000 && hd_seq_get_state(q[1]) == HD_SEQ_WAITING; i++) {
+            step(&w);
+            n_before = 0;
+            for (int k = 0; k < 42; k++) n_before += hd_seq_get_state(q[k]) == HD_SEQ_DONE;
+            if (n_before == 5 && !urgent) urgent = submit_as(&w, 100, 3, HD_SERVICE_INTERACTIVE);
+            if (n_before == 7) assert_int_equal(hd_seq_get_state(urgent), HD_SEQ_DONE);
+        }
+        assert_int_equal(n_before, 17); /* the first of all, and sixteen favourites */
+        run_out(&w);
+        for (int i = 0; i < 42; i++) hd_seq_free(q[i]);
+        hd_seq_free(urgent);
+        close_world(&w);
+    }
+}
+
 /* ---- chunks by time ---- */
 
 static void prompts_leave_decoders_their_pace(void **state) {
@@ -437,6 +507,8 @@ int main(void) {
         cmocka_unit_test(lost_deadlines_are_told),
         cmocka_unit_test(urgent_ones_take_the_place_of_patient_ones),
         cmocka_unit_test(rows_stand_as_the_policy_says),
+        cmocka_unit_test(those_of_one_beginning_follow_one_another),
+        cmocka_unit_test(a_favourite_passes_for_a_while),
         cmocka_unit_test(prompts_leave_decoders_their_pace),
         cmocka_unit_test(the_wait_knows_what_is_asked_for),
         cmocka_unit_test(steps_keep_their_bound),

@@ -392,6 +392,27 @@ static void preemption_chooses_and_repeats(void **state) {
     }
 }
 
+/* The prompt that has hardly begun holds the most pages for the least work: it gives them up,
+ * though it came before another. What it had computed is still in the cache when it comes back. */
+static void the_cheapest_is_preempted(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    c.n_page = 17;
+    c.chunk_max = 2;
+    struct fixture f = setup(c);
+    hd_seq *q[3] = {seq(&f, 0, 8, 40), seq(&f, 1000, 100, 1), seq(&f, 2000, 8, 40)};
+    for (int i = 0; i < 3; i++) submitted(&f, q[i]);
+    while (stats(&f).n_preempt == 0) assert_true(step(&f) > 0);
+    assert_int_equal(hd_seq_get_state(q[0]), HD_SEQ_RUNNING);
+    assert_int_equal(hd_seq_get_state(q[1]), HD_SEQ_WAITING);
+    assert_int_equal(hd_seq_get_state(q[2]), HD_SEQ_RUNNING);
+    while (step(&f) > 0) continue;
+    assert_int_equal(stats(&f).n_preempt, 1);
+    assert_true(stats(&f).recomputed_tok <= 24);
+    for (int i = 0; i < 3; i++) hd_seq_free(q[i]);
+    teardown(&f);
+}
+
 /* A stream of short requests does not keep a long one out: what has no room yet goes first. */
 static void long_request_is_not_starved(void **state) {
     (void)state;
@@ -600,6 +621,31 @@ static void scattered_pages_are_brought_together(void **state) {
     }
 }
 
+/* Scattered pages, and no place for them: nothing is moved, and what is cached stays. */
+static void looking_for_a_place_costs_no_page(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    c.page_tok = 64;
+    c.n_page = 4 * 6 + 2;
+    c.compact_page_max = 16;
+    struct fixture f = setup(c);
+    hd_seq *q[5];
+    for (int i = 0; i < 5; i++) {
+        q[i] = submitted(&f, seq(&f, 1000 * i, i == 0 ? 129 : 8, i == 0 ? 1 : 370));
+        while (i == 0 && step(&f) > 0) continue;
+    }
+    for (int i = 0; i < 375; i++) {
+        step(&f);
+        if (hd_seq_n_computed(q[4]) <= 320) continue; /* all have their six pages from then on */
+        for (int k = 1; k < f.b.n_page; k++) assert_int_not_equal(f.b.page[k], f.b.page[k - 1] + 1);
+        assert_int_equal(stats(&f).n_page_cached, 2);
+    }
+    assert_int_equal(stats(&f).n_moved, 0);
+    while (step(&f) > 0) continue;
+    for (int i = 0; i < 5; i++) hd_seq_free(q[i]);
+    teardown(&f);
+}
+
 /* A batch at a time: who comes later waits until the last one has ended. */
 static void a_static_batch_is_closed(void **state) {
     (void)state;
@@ -635,11 +681,13 @@ int main(void) {
         cmocka_unit_test(failed_step_is_planned_again),
         cmocka_unit_test(slots_are_no_more_than_rows),
         cmocka_unit_test(preemption_chooses_and_repeats),
+        cmocka_unit_test(the_cheapest_is_preempted),
         cmocka_unit_test(long_request_is_not_starved),
         cmocka_unit_test(preemption_does_not_thrash),
         cmocka_unit_test(readmission_takes_only_its_own_forms),
         cmocka_unit_test(distrusted_pages_are_not_reused),
         cmocka_unit_test(scattered_pages_are_brought_together),
+        cmocka_unit_test(looking_for_a_place_costs_no_page),
         cmocka_unit_test(a_static_batch_is_closed),
         cmocka_unit_test(nothing_is_allocated_while_running),
     };

@@ -22,7 +22,7 @@ typedef struct hd_engine_config {
     const char *model;        /* path; NULL or "mini": the embedded model */
     const char *served_name;  /* name clients see; NULL: the model's own */
     const char *backend;      /* "auto", "cuda", "cpu", "ref" */
-    const char *isa;          /* of the cpu: "auto", "avx512", "avx2", "scalar" */
+    const char *isa;          /* of the cpu: "auto", "amx", "avx512", "avxvnni", "avx2", "scalar" */
     const char *cuda_library; /* path of the cuda backend; NULL: beside the program */
     const char *dtype;        /* of a GPU's products: "auto", "float32", "bfloat16" */
     bool deterministic;       /* a GPU's results independent of what is computed beside, too */

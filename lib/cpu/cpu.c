@@ -1,4 +1,4 @@
-/* The cpu backend: opening (which instruction set, how many threads), its memory, and the ops that
+/* The cpu backend: opening, its memory, and the ops that
  * are a line or two over the shared product. */
 #include "cpu/cpu.h"
 
@@ -6,61 +6,16 @@
 #include "dev/comm.h"
 
 #include <string.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 #define HD_TEXT_OF(x) #x
 #define HD_TEXT(x) HD_TEXT_OF(x)
 
 /* ---- Opening ---- */
 
-static bool has_avx2(void) {
-#if defined(__x86_64__)
-    unsigned eax, ebx, ecx = 0, edx; /* clang 14 does not know "f16c" */
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
-#else
-    return false;
-#endif
-}
-
-static bool has_avx512(void) {
-#if defined(__x86_64__)
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni");
-#else
-    return false;
-#endif
-}
-
-static hd_status choose_kernels(const char *isa, const hd_cpu_kernels **out) {
-    bool is_auto = isa == NULL || strcmp(isa, "auto") == 0;
-    const hd_cpu_kernels *have[3];
-    int n = 0;
-#if defined(__x86_64__)
-    if (has_avx512()) have[n++] = &hd_cpu_avx512;
-    if (has_avx2()) have[n++] = &hd_cpu_avx2;
-#endif
-    have[n++] = &hd_cpu_scalar;
-    for (int i = 0; i < n; i++) {
-        if (!is_auto && strcmp(isa, have[i]->name) != 0) continue;
-        *out = have[i];
-        return HD_OK;
-    }
-    if (strcmp(isa, "avx512") == 0 || strcmp(isa, "avx2") == 0)
-        return HD_FAIL(UNSUPPORTED,
-                       "cpu instruction set: expected one this processor has (best: %s), found %s",
-                       have[0]->name, isa);
-    return HD_FAIL(UNSUPPORTED,
-                   "cpu instruction set: expected auto, avx512, avx2 or scalar, found %s", isa);
-}
-
 static hd_status cpu_open(const hd_dev_config *config, void **ctx) {
     const hd_cpu_kernels *k = NULL;
     int n_thread = config != NULL ? config->n_thread : 0;
-    HD_TRY(choose_kernels(config != NULL ? config->isa : NULL, &k));
+    HD_TRY(hd_cpu_choose_level(config != NULL ? config->isa : NULL, &k));
     if (n_thread < 0 || n_thread > 1024)
         return HD_FAIL(INVALID, "cpu threads: expected 0 to 1024, found %d", n_thread);
     if (n_thread == 0) n_thread = hd_cpu_available();
@@ -112,12 +67,9 @@ static uint64_t cpu_kv_lost(void *ctx) {
 
 static const char *cpu_kernel(void *ctx, enum hd_op op, enum hd_format f) {
     const hd_cpu *c = ctx;
-    bool is_avx512 = strcmp(c->k->name, "avx512") == 0, is_avx2 = strcmp(c->k->name, "avx2") == 0;
     bool is_read_plain = op == HD_OP_embed || op == HD_OP_route;
-    if (hd_cpu_is_packed(f) && !is_read_plain)
-        return is_avx512 ? "avx512-vnni" : is_avx2 ? "avx2-integer" : "scalar-integer";
-    if (hd_cpu_is_native(f)) return is_avx512 ? "avx512-fma" : is_avx2 ? "avx2-fma" : "scalar";
-    return is_avx512 ? "decode, avx512-fma" : is_avx2 ? "decode, avx2-fma" : "decode, scalar";
+    if (hd_cpu_is_packed(f) && !is_read_plain) return c->k->integers;
+    return hd_cpu_is_native(f) ? c->k->floats : c->k->decoded;
 }
 
 static hd_status cpu_alloc(void *ctx, size_t n_byte, void **out) {

@@ -13,6 +13,7 @@
 #ifndef HD_CPU_KERNEL_H
 #define HD_CPU_KERNEL_H
 
+#include "base/status.h"
 #include "cpu/pack.h"
 #include "quant/kv.h"
 
@@ -63,16 +64,16 @@ static inline size_t hd_cpu_xblock_bytes(bool is_wide) {
     return is_wide ? sizeof(hd_cpu_xblock) : offsetof(hd_cpu_xblock, wide);
 }
 
-/* c[r][o] = sum over k of x[r][k] * weight k of output o of a strip (cpu/pack.h), from rows' q or,
+/* c[r][o] = sum over k of x[r][k] * weight k of output o of strips (cpu/pack.h), from rows' q or,
  * when is_wide, n. Blocks ascend. */
 typedef struct hd_cpu_packed_product {
     enum hd_format format;
     bool is_wide;
-    int n_row, n_in;
-    const unsigned char *strip;
+    int n_row, n_in, n_strip;      /* n_strip: 1 to 4 */
+    const unsigned char *strip;    /* the first; the others follow it */
     const unsigned char *const *x; /* [n_row] first blocks of rows */
     size_t x_step;                 /* bytes from a row's block to its next */
-    float *c;                      /* [n_row, HD_CPU_STRIP], 16 of each row */
+    float *c;                      /* [n_row, HD_CPU_STRIP], 16 of each row for a strip */
 } hd_cpu_packed_product;
 
 /* panel[k * ld + o] = weight k of output o of a strip. */
@@ -121,6 +122,8 @@ typedef struct hd_cpu_merging {
 
 typedef struct hd_cpu_kernels {
     const char *name, *title; /* option value; for people */
+    /* For people, too: what multiplies repacked weights; floats as they lie; what is decoded. */
+    const char *integers, *floats, *decoded;
     /* panel[k*ld + o] = element k0+k of row[o], k < n_k; lanes from n_row up to the next multiple
      * of 16 become 0, as do rows that are NULL. k0 is a multiple of 32. Reads no byte outside the
      * elements named. */
@@ -162,7 +165,14 @@ typedef struct hd_cpu_kernels {
 
 extern const hd_cpu_kernels hd_cpu_scalar;
 #if defined(__x86_64__)
-extern const hd_cpu_kernels hd_cpu_avx2, hd_cpu_avx512;
+extern const hd_cpu_kernels hd_cpu_avx2, hd_cpu_avxvnni, hd_cpu_avx512;
+/* The AVX-512 level's, with two kernels of its own. */
+extern const hd_cpu_kernels hd_cpu_amx;
+void hd_cpu_amx_product(const hd_cpu_packed_product *p);
+double hd_cpu_amx_probe_int8(int64_t n, int32_t *sink);
 #endif
+
+/* The best level that this machine has, for "auto" or NULL, or the one named (level.c). */
+hd_status hd_cpu_choose_level(const char *isa, const hd_cpu_kernels **out);
 
 #endif

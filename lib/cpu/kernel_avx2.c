@@ -34,6 +34,8 @@ static inline VI v_dot(hd_cpu_layout l, VI acc, W code, const int8_t *x) {
 #define KERNELS hd_cpu_avx2
 #define KERNELS_NAME "avx2"
 #define KERNELS_TITLE "AVX2 with FMA"
+#define KERNELS_INTEGERS "avx2-integer"
+#define KERNELS_FLOATS "avx2-fma"
 #include "cpu/kernel_product.h"
 #include "cpu/kernel_repacked.h"
 #include "cpu/kernel_rows.h"

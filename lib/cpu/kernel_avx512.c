@@ -23,7 +23,18 @@ static inline VI v_dot(hd_cpu_layout l, VI acc, W code, const int8_t *x) {
 #define KERNELS hd_cpu_avx512
 #define KERNELS_NAME "avx512"
 #define KERNELS_TITLE "AVX-512 VNNI"
+#define KERNELS_INTEGERS "avx512-vnni"
+#define KERNELS_FLOATS "avx512-fma"
 #include "cpu/kernel_product.h"
 #include "cpu/kernel_repacked.h"
 #include "cpu/kernel_rows.h"
+
+const hd_cpu_kernels hd_cpu_amx = {
+    .name = "amx",
+    .title = "AMX-INT8 and AVX-512 VNNI",
+    .integers = "amx-int8, avx512-vnni",
+    .packed_product = hd_cpu_amx_product,
+    .probe_int8 = hd_cpu_amx_probe_int8,
+    KERNELS_OF_ROWS,
+};
 #endif

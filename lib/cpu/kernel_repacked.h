@@ -158,7 +158,7 @@ ALWAYS void unpack_strip_as(enum hd_format f, const hd_cpu_packed_unpack *u, int
 #include "cpu/packed.def"
 #undef HD_CPU_PACKED
 
-static void packed_product(const hd_cpu_packed_product *p) {
+static void packed_strip(const hd_cpu_packed_product *p) {
     switch (p->format) {
 #define HD_CPU_PACKED(id, low, high, head, offset, table)                                          \
     case HD_##id:                                                                                  \
@@ -167,6 +167,14 @@ static void packed_product(const hd_cpu_packed_product *p) {
 #include "cpu/packed.def"
 #undef HD_CPU_PACKED
     default: break;
+    }
+}
+
+static void packed_product(const hd_cpu_packed_product *p) {
+    hd_cpu_packed_product one = *p;
+    for (int i = 0; i < p->n_strip; i++, one.c += HD_CPU_STRIP_OUT) {
+        packed_strip(&one);
+        one.strip += hd_cpu_strip_bytes(p->format, p->n_in);
     }
 }
 

@@ -156,6 +156,8 @@ static inline VI v_dot(hd_cpu_layout l, VI acc, W code, const int8_t *x) {
 #define KERNELS hd_cpu_scalar
 #define KERNELS_NAME "scalar"
 #define KERNELS_TITLE "portable C"
+#define KERNELS_INTEGERS "scalar-integer"
+#define KERNELS_FLOATS "scalar"
 #include "cpu/kernel_product.h"
 #include "cpu/kernel_repacked.h"
 #include "cpu/kernel_rows.h"

@@ -57,21 +57,21 @@ static void prefetch(const hd_weight *w, const char *first, int n_o, int k0, int
 static void packed_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const hd_weight *w,
                         float *into) {
     const hd_cpu_mul *m = p->m;
-    size_t strip_bytes = hd_cpu_strip_bytes(w->format, w->n_in);
     const unsigned char *strip =
-        hd_cpu_strips(w, m->mat) + (size_t)(p->o0 / HD_CPU_STRIP_OUT) * strip_bytes;
+        hd_cpu_strips(w, m->mat) +
+        (size_t)(p->o0 / HD_CPU_STRIP_OUT) * hd_cpu_strip_bytes(w->format, w->n_in);
     for (int r = 0; r < p->n_row; r++)
         t->xq[r] = hd_cpu_qrow(&m->xq, m->x_row != NULL ? m->x_row[p->row0 + r] : p->row0 + r);
-    for (int o = 0; o < p->n_o; o += HD_CPU_STRIP_OUT, strip += strip_bytes)
-        c->k->packed_product(
-            &(hd_cpu_packed_product){.format = w->format,
-                                     .is_wide = m->is_exact || hd_cpu_input_of(w) == HD_CPU_WIDE,
-                                     .n_row = p->n_row,
-                                     .n_in = w->n_in,
-                                     .strip = strip,
-                                     .x = t->xq,
-                                     .x_step = hd_cpu_xblock_bytes(m->xq.is_wide),
-                                     .c = into + o});
+    c->k->packed_product(
+        &(hd_cpu_packed_product){.format = w->format,
+                                 .is_wide = m->is_exact || hd_cpu_input_of(w) == HD_CPU_WIDE,
+                                 .n_row = p->n_row,
+                                 .n_in = w->n_in,
+                                 .n_strip = (int)hd_cpu_pad(p->n_o) / HD_CPU_STRIP_OUT,
+                                 .strip = strip,
+                                 .x = t->xq,
+                                 .x_step = hd_cpu_xblock_bytes(m->xq.is_wide),
+                                 .c = into});
 }
 
 static void float_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const hd_weight *w,

@@ -25,7 +25,7 @@ enum hd_compute { HD_COMPUTE_AUTO, HD_COMPUTE_FLOAT32, HD_COMPUTE_BFLOAT16 };
 typedef struct hd_dev_config {
     int ordinal;              /* which of several devices of a kind */
     int n_thread;             /* 0: one per available core */
-    const char *isa;          /* "auto", "avx512", "avx2", "scalar" */
+    const char *isa;          /* "auto", "amx", "avx512", "avxvnni", "avx2", "scalar" */
     const char *cuda_library; /* path of the cuda backend; NULL: look for it (dev/plugin.h) */
     enum hd_compute compute;
     bool is_deterministic; /* level 1 on a GPU, too, where that costs speed */

@@ -49,7 +49,7 @@ typedef struct sweep {
 
 static void run_sweep(const sweep *s) {
     hd_dev_limits l = limits();
-    test_level level[9];
+    test_level level[TEST_LEVEL_MAX];
     int n_level = test_levels(level);
     size_t n = (size_t)s->n_row * (size_t)s->n;
     float *expected = test_floats(n, 0), *first = test_floats(n, 0), *found = test_floats(n, 0);
@@ -145,7 +145,7 @@ static void products_of_odd_width(void **state) {
 static void a_row_alone_equals_the_row_among_many(void **state) {
     (void)state;
     hd_dev_limits l = limits();
-    test_level level[9];
+    test_level level[TEST_LEVEL_MAX];
     int n_level = test_levels(level);
     enum { N = 137, N_IN = 160, N_OUT = 83 };
     for (int f = 0; f < N_FORMAT; f++) {
@@ -365,7 +365,7 @@ static void route_of_hostile_rows(void **state) {
     (void)state;
     enum { E = 12, USED = 3 };
     hd_dev_limits l = limits();
-    test_level level[9];
+    test_level level[TEST_LEVEL_MAX];
     int n_level = test_levels(level);
     hd_weight *w = test_weight(HD_F32, RD, E, 1);
     float x[HOSTILE * RD], norm[RD], normed[HOSTILE * RD], weight[HOSTILE * USED];
@@ -422,7 +422,7 @@ static void run_moe(const hd_dev *d, void *ctx, float *out) {
 static void check_moe_rows_alone(const moe_case *c) {
     int n_row = c->a.n_row, n_used = c->a.n_used;
     hd_dev_limits l = limits();
-    test_level level[9];
+    test_level level[TEST_LEVEL_MAX];
     int n_level = test_levels(level);
     float *all = test_floats((size_t)n_row * MD, 0), one[MD];
     for (int i = 0; i < n_level; i++) {
@@ -500,7 +500,7 @@ static void hostile_rows_keep_to_themselves(void **state) {
     (void)state;
     enum { N = 5, D = 96, F = 160 };
     hd_dev_limits l = limits();
-    test_level level[9];
+    test_level level[TEST_LEVEL_MAX];
     int n_level = test_levels(level);
     for (int f = 0; f < N_FORMAT; f++) {
         hd_weight *gate = test_weight(formats[f], D, F, 1), *up = test_weight(formats[f], D, F, 1);

@@ -100,7 +100,7 @@ static void check_attn(const attn_case *c) {
     hd_dev ref = test_open_ref(&l);
     attend(&ref, &a, &b, q, expected);
     test_close(&ref);
-    test_level level[9];
+    test_level level[TEST_LEVEL_MAX];
     int n_level = test_levels(level);
     for (int i = 0; i < n_level; i++) {
         hd_dev d = test_open_cpu(level[i], &l);
@@ -266,7 +266,7 @@ static void later_rows_are_not_seen(void **state) {
                                    .n_c = s.n_c,
                                    .n_v = s.n_v,
                                    .scale = 0.3f};
-        test_level level[9];
+        test_level level[TEST_LEVEL_MAX];
         int n_level = test_levels(level);
         float *spot = cache + (size_t)b.kv_row[BAD] * (size_t)width, kept = spot[3];
         for (int i = 0; i < n_level; i++) {
@@ -334,7 +334,7 @@ static void compare_qkv(struct hd_op_mla_qkv *a, qkv_out *o, const hd_dev_limits
     double bound = test_bound(a->kv_a->format == HD_Q8_0 ? 2e-4 : 5e-5, 2e-2);
     /* and one rounding to the cache's format */
     double kv_bound = bound + test_kv_step(a->kv.type);
-    test_level level[9];
+    test_level level[TEST_LEVEL_MAX];
     int n_level = test_levels(level);
     for (int i = 0; i < n_level; i++) {
         hd_dev d = test_open_cpu(level[i], l);

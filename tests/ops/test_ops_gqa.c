@@ -124,7 +124,7 @@ static void check_attn(const shape *s, const test_seq *seq, int n_seq, int page_
     attend(&ref, &a, &b, q, expected);
     test_close(&ref);
     for (int r = 0; r < b.n_row; r += 1 + b.n_row / 5) check_formula(&a, expected, r);
-    test_level level[9];
+    test_level level[TEST_LEVEL_MAX];
     int n_level = test_levels(level);
     for (int i = 0; i < n_level; i++) {
         hd_dev d = test_open_cpu(level[i], &l);
@@ -216,7 +216,7 @@ static void later_rows_are_not_seen(void **state) {
                                .n_head_kv = s->n_head_kv,
                                .d_head = s->d_head,
                                .scale = 0.3f};
-    test_level level[9];
+    test_level level[TEST_LEVEL_MAX];
     int n_level = test_levels(level);
     for (int i = 0; i < 2 * n_level; i++) {
         float *spot = cache[i % 2] + (size_t)b.kv_row[BAD] * (size_t)width, kept = spot[3];
@@ -306,7 +306,7 @@ static void compare_qkv(struct hd_op_gqa_qkv *a, qkv_out *o, const hd_dev_limits
     double bound = test_bound(a->k->format == HD_Q8_0 ? 2e-4 : 5e-5, 2e-2);
     /* and one rounding to the cache's format */
     double kv_bound = bound + test_kv_step(a->kv.type);
-    test_level level[9];
+    test_level level[TEST_LEVEL_MAX];
     int n_level = test_levels(level);
     for (int i = 0; i < n_level; i++) {
         hd_dev d = test_open_cpu(level[i], l);

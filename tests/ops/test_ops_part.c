@@ -35,7 +35,7 @@ typedef void (*part_fn)(const hd_dev *d, int rank, bool is_partial, float *x);
 static void check_parts(part_fn run, double bound, const char *what) {
     enum { N = ROWS * D };
     hd_dev_limits l = limits();
-    test_level level[9];
+    test_level level[TEST_LEVEL_MAX];
     int n_level = test_levels(level);
     float *x = test_floats(N, 1), *whole = test_floats(N, 0);
     float *sum = test_floats(N, 0), *part = test_floats(N, 0), *zero = test_floats(N, 0);
@@ -210,7 +210,7 @@ static void experts_by_rank_behind_routing(void **state) {
     (void)state;
     enum { N = FEW * D };
     hd_dev_limits l = limits();
-    test_level level[9];
+    test_level level[TEST_LEVEL_MAX];
     int n_level = test_levels(level);
     gate = test_weight(HD_BF16, D, F, E), up = test_weight(HD_BF16, D, F, E);
     down = test_weight(HD_BF16, F, D, E);
@@ -266,7 +266,7 @@ static void a_part_of_a_feed_forward(void **state) {
     (void)state;
     enum { N = ROWS * D };
     hd_dev_limits l = limits();
-    test_level level[9];
+    test_level level[TEST_LEVEL_MAX];
     int n_level = test_levels(level);
     norm = test_floats(D, 1);
     ffn_gate = test_weight(HD_BF16, D, F, 1), ffn_up = test_weight(HD_BF16, D, F, 1);

@@ -69,7 +69,7 @@ static void some_logits(float *x, int n) {
 static void sampling_is_the_same_everywhere(void **state) {
     (void)state;
     static const int vocab[] = {1, 2, 31, 33, 100, 1024, 1025, 2047, 4099};
-    test_level level[9];
+    test_level level[TEST_LEVEL_MAX];
     int n_level = test_levels(level);
     hd_batch b;
     make_batch(&b);
@@ -126,7 +126,7 @@ static void sampling_is_the_same_everywhere(void **state) {
 /* A token that names a slot is replaced by the one sampled there; by 0 when that row failed. */
 static void embed_resolves_tokens(void **state) {
     (void)state;
-    test_level level[9];
+    test_level level[TEST_LEVEL_MAX];
     int n_level = test_levels(level);
     hd_dev_limits l = limits_of(50);
     hd_weight *table = test_weight(HD_F32, 32, 50, 1);

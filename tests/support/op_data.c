@@ -95,7 +95,7 @@ double test_kv_step(enum hd_kv_type t) {
 }
 
 int test_levels(test_level *out) {
-    static const char *const names[] = {"scalar", "avx2", "avx512"};
+    static const char *const names[TEST_ISA_MAX] = {"scalar", "avx2", "avxvnni", "avx512", "amx"};
     static int is_told = 0;
     int n = 0;
     if (test_backend()) {
@@ -125,14 +125,10 @@ hd_dev test_open_raw(test_level level, const hd_dev_limits *limits) {
 }
 
 int test_kernels(const hd_cpu_kernels **out) {
-    test_level level[9];
+    test_level level[TEST_LEVEL_MAX];
     int n = 0, n_level = test_levels(level);
     for (int i = 0; i < n_level; i += 3) {
-        out[n] = &hd_cpu_scalar;
-#if defined(__x86_64__)
-        if (strcmp(level[i].isa, "avx2") == 0) out[n] = &hd_cpu_avx2;
-        if (strcmp(level[i].isa, "avx512") == 0) out[n] = &hd_cpu_avx512;
-#endif
+        assert_ok(hd_cpu_choose_level(level[i].isa, &out[n]));
         assert_string_equal(out[n]->name, level[i].isa);
         n++;
     }

@@ -35,9 +35,10 @@ typedef struct test_level {
     const char *isa;
     int n_thread;
 } test_level;
-/* Fills out[] with level x {1, 2, 3} threads; returns how many (at most 9). */
+enum { TEST_ISA_MAX = 5, TEST_LEVEL_MAX = 3 * TEST_ISA_MAX };
+/* Fills out[TEST_LEVEL_MAX] with level x {1, 2, 3} threads; returns how many. */
 int test_levels(test_level *out);
-/* The kernels of those levels, which out has room for; returns how many (at most 3). */
+/* The kernels of those levels, out[TEST_ISA_MAX]; returns how many. */
 int test_kernels(const hd_cpu_kernels **out);
 hd_dev test_open_cpu(test_level level, const hd_dev_limits *limits);
 /* The same, but the arguments of its ops have to be in its memory, where it has its own. */

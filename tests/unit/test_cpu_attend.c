@@ -154,7 +154,7 @@ static void shared_pages_are_read_once(void **state) {
         set_up(&f, w, (enum hd_kv_type)(at / N_WHICH));
         size_t n = (size_t)f.own.n_row * f.n_out;
         float *expected = test_floats(n, 0), *found = test_floats(n, 0);
-        test_level level[9];
+        test_level level[TEST_LEVEL_MAX];
         int n_level = test_levels(level);
         for (int i = 0; i < n_level; i++) {
             hd_dev d = test_open_cpu(level[i], &f.limits);

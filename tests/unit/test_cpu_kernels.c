@@ -15,7 +15,7 @@ static void same_float(float found, float expected, uint32_t pattern, const char
 
 static void decoding_is_the_reference(void **state) {
     (void)state;
-    const hd_cpu_kernels *k[3];
+    const hd_cpu_kernels *k[TEST_ISA_MAX];
     int n = test_kernels(k);
     static uint16_t h[65536];
     static float found[65536];
@@ -34,7 +34,7 @@ static void decoding_is_the_reference(void **state) {
 static void encoding_is_the_reference(void **state) {
     (void)state;
     enum { N = 65536 * 8 };
-    const hd_cpu_kernels *k[3];
+    const hd_cpu_kernels *k[TEST_ISA_MAX];
     int n = test_kernels(k);
     float *x = malloc(sizeof *x * N), back[2];
     uint16_t *found = malloc(sizeof *found * N), *expected = malloc(sizeof *found * N);
@@ -77,7 +77,7 @@ static void encoding_is_the_reference(void **state) {
  * division and the sum may bring to 4. */
 static void silu_is_accurate(void **state) {
     (void)state;
-    const hd_cpu_kernels *k[3];
+    const hd_cpu_kernels *k[TEST_ISA_MAX];
     int n = test_kernels(k);
     enum { N = 20001 };
     static float g[N], one[N], y[N];
@@ -105,7 +105,7 @@ static void silu_is_accurate(void **state) {
 static void softmax_in_blocks(void **state) {
     (void)state;
     enum { Q = 16, MOST = 200 };
-    const hd_cpu_kernels *k[3];
+    const hd_cpu_kernels *k[TEST_ISA_MAX];
     int n = test_kernels(k);
     for (int i = 0; i < n; i++) {
         for (int len = 1; len <= MOST; len += 13) {
@@ -164,7 +164,7 @@ static void softmax_in_blocks(void **state) {
 static void weights_are_accurate(void **state) {
     (void)state;
     enum { N = 87 * 4096 };
-    const hd_cpu_kernels *k[3];
+    const hd_cpu_kernels *k[TEST_ISA_MAX];
     int n = test_kernels(k);
     for (int i = 0; i < n; i++) {
         for (int at = 0; at < N; at += 8) {
@@ -244,7 +244,7 @@ static void check_strided(const hd_cpu_kernels *k, const strided_case *s) {
 
 static void strided_products(void **state) {
     (void)state;
-    const hd_cpu_kernels *k[3];
+    const hd_cpu_kernels *k[TEST_ISA_MAX];
     int n = test_kernels(k);
     float *a = test_floats(S_ROWS * S_K, 1), *b = test_floats(S_K * S_LANES, 1);
     float *c = test_floats(S_ROWS * S_LANES, 1), *keep = test_floats(S_ROWS, 1);
@@ -283,7 +283,7 @@ static void fill_group(float *x, int n, int round) {
 
 static void cache_groups_are_the_reference(void **state) {
     (void)state;
-    const hd_cpu_kernels *k[3];
+    const hd_cpu_kernels *k[TEST_ISA_MAX];
     int n_level = test_kernels(k);
     float x[HD_KV_GROUP_MAX], expected[HD_KV_GROUP_MAX], found[HD_KV_GROUP_MAX];
     unsigned char row[512], code[HD_KV_GROUP_MAX];

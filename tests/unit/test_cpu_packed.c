@@ -1,13 +1,14 @@
 /* Kernels for repacked weights, every format at every level that this machine has: weights as
  * floats are the format's decoding; products are what exact sums of the quantised activations give,
- * the same bits whichever rows stand beside a row, and the same bits on AVX2 and AVX-512. */
+ * the same bits whichever rows and strips stand beside, and the same bits at every level but
+ * scalar. */
 #include "support/op_data.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROW_MAX = 37 };
+enum { ROW_MAX = 140, PART_MAX = 29 }; /* rows enough for every kernel of every level */
 
 static bool is_fused(const hd_cpu_kernels *k) { return k != &hd_cpu_scalar; }
 
@@ -89,9 +90,9 @@ static void drop_matrix(matrix *m) {
     free(m->value);
 }
 
-/* c[n_row, 64] of one strip, of rows row0 .. */
+/* c[n_row, 64] of some strips, of rows row0 .. */
 typedef struct part {
-    int strip, row0, n_row;
+    int strip, n_strip, row0, n_row;
 } part;
 
 static void product(const hd_cpu_kernels *k, const matrix *m, const rows *x, part p, float *c) {
@@ -100,6 +101,7 @@ static void product(const hd_cpu_kernels *k, const matrix *m, const rows *x, par
         .is_wide = x->is_wide,
         .n_row = p.n_row,
         .n_in = m->n_in,
+        .n_strip = p.n_strip,
         .strip = m->image + (size_t)p.strip * hd_cpu_strip_bytes(m->f, m->n_in),
         .x = (const unsigned char *const *)x->block + p.row0,
         .x_step = x->step,
@@ -124,8 +126,9 @@ static void check_sums(const matrix *m, const rows *x, int strip, const float *c
 }
 
 static void check_product(const matrix *m, bool is_wide) {
-    static float c[3][ROW_MAX * HD_CPU_STRIP], alone[ROW_MAX * HD_CPU_STRIP];
-    const hd_cpu_kernels *k[3];
+    static float c[TEST_ISA_MAX][ROW_MAX * HD_CPU_STRIP], alone[ROW_MAX * HD_CPU_STRIP];
+    static float all[ROW_MAX * HD_CPU_STRIP];
+    const hd_cpu_kernels *k[TEST_ISA_MAX];
     int n_level = test_kernels(k), n_strip = (m->n_out + 15) / 16;
     float *from[ROW_MAX];
     for (int r = 0; r < ROW_MAX; r++) from[r] = test_floats((size_t)m->n_in, r % 3 == 0 ? 100 : 1);
@@ -135,21 +138,27 @@ static void check_product(const matrix *m, bool is_wide) {
             memset(c[i], 0, sizeof c[i]);
             fill(&x, k[i], from);
             check_rounding(&x, from);
-            product(k[i], m, &x, (part){strip, 0, ROW_MAX}, c[i]);
+            product(k[i], m, &x, (part){strip, 1, 0, ROW_MAX}, c[i]);
             check_sums(m, &x, strip, c[i]);
-            for (int n = 1; n <= 20; n++) {
-                for (int r = 0; r + n <= ROW_MAX; r += n) {
+            for (int n = 1; n <= PART_MAX; n++) {
+                int end = n <= 20 ? 40 : ROW_MAX;
+                for (int r = 0; r + n <= end; r += n) {
                     memset(alone, 0, sizeof alone);
-                    product(k[i], m, &x, (part){strip, r, n}, alone);
+                    product(k[i], m, &x, (part){strip, 1, r, n}, alone);
                     test_bits_equal(alone, c[i] + r * HD_CPU_STRIP,
                                     sizeof(float) * (size_t)n * HD_CPU_STRIP, "rows in parts");
                 }
+                if (n == 20) n = PART_MAX - 1;
             }
+            product(k[i], m, &x, (part){0, n_strip, 0, ROW_MAX}, all);
+            for (int r = 0; r < ROW_MAX; r++)
+                test_bits_equal(all + r * HD_CPU_STRIP + 16 * strip, c[i] + r * HD_CPU_STRIP,
+                                16 * sizeof(float), "strips together");
             drop(&x);
         }
         for (int i = 1; i < n_level; i++)
             if (is_fused(k[i]) && is_fused(k[i - 1]))
-                test_bits_equal(c[i], c[i - 1], sizeof c[i], "AVX2 and AVX-512");
+                test_bits_equal(c[i], c[i - 1], sizeof c[i], "two levels");
     }
     for (int r = 0; r < ROW_MAX; r++) free(from[r]);
 }
@@ -171,7 +180,7 @@ static void products_are_exact_sums(void **state) {
 
 static void weights_as_floats_are_the_decoding(void **state) {
     (void)state;
-    const hd_cpu_kernels *k[3];
+    const hd_cpu_kernels *k[TEST_ISA_MAX];
     int n_level = test_kernels(k);
     for (int f = 0; f < HD_FORMAT_COUNT; f++) {
         if (!hd_cpu_is_packed(f)) continue;
@@ -200,7 +209,7 @@ static void weights_as_floats_are_the_decoding(void **state) {
  * least, activations of one sign or signs that alternate. */
 static void integer_products_do_not_saturate(void **state) {
     (void)state;
-    const hd_cpu_kernels *k[3];
+    const hd_cpu_kernels *k[TEST_ISA_MAX];
     int n_level = test_kernels(k);
     enum { N_IN = 64 };
     const int extreme[2] = {-128, 127};
@@ -228,6 +237,7 @@ static void integer_products_do_not_saturate(void **state) {
                                                           .is_wide = is_wide,
                                                           .n_row = 2,
                                                           .n_in = N_IN,
+                                                          .n_strip = 1,
                                                           .strip = image,
                                                           .x = row,
                                                           .x_step = step,

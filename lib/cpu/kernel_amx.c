@@ -1,0 +1,355 @@
+/* Products of repacked weights with many rows on tiles of integers (AMX-INT8); all else of this
+ * level is the AVX-512 level's, and so are the products with few rows.
+ *
+ * For each super-block of 256 inputs the codes of up to four strips become signed bytes, less the
+ * format's offset: a block of 32 inputs is a tile of 8 rows of 64 bytes as it lies in a strip. 16
+ * rows of activations become a panel, of which a block is a tile of 16 rows of 32 bytes. Their
+ * product is the exact integer sum that kernel_repacked.h has, and what follows is done with the
+ * same floating-point operations in the same order, so that the bits are the same. Formats with a
+ * scale for 16 inputs have two tiles of half the depth, wide activations one for either byte.
+ *
+ * A tile's product takes 52 cycles and begins every 16; its rows reach memory one a cycle. So a
+ * product is stored when three later ones have been started, and read after a fourth: next to one
+ * another they took twice the time (Xeon of family 6 model 167). Compiled with AMX-TILE, AMX-INT8
+ * and what the AVX-512 level needs; run only after the processor and the system were asked. */
+#if defined(__x86_64__)
+#include "cpu/kernel_avx512.h"
+#include "cpu/kernel_codes.h"
+
+enum {
+    ROWS = 16, /* of a tile */
+    STRIPS = HD_CPU_STRIP / HD_CPU_STRIP_OUT,
+    BLOCKS = HD_CPU_SUPER / HD_CPU_SUB,
+    AHEAD = 4,     /* products started between one's start and its use */
+    LEAST_ROWS = 7 /* with fewer the AVX-512 level's product is faster */
+};
+
+/* What is done with a block's sums. */
+enum kind { PLAIN, WITH_MINIMUM, SPLIT, SPLIT_WITH_MINIMUM };
+
+static inline enum kind kind_of(enum hd_cpu_head h) {
+    if (h == HD_CPU_HEAD_K2) return SPLIT_WITH_MINIMUM;
+    if (hd_cpu_has_halves(h)) return SPLIT;
+    return h == HD_CPU_HEAD_K45 || h == HD_CPU_HEAD_DM ? WITH_MINIMUM : PLAIN;
+}
+
+/* 256 inputs of up to four strips; of the second halves only where they differ. */
+typedef struct weights {
+    _Alignas(64) int8_t code[STRIPS * BLOCKS][8][64];
+    float scale[2][STRIPS * BLOCKS][16], add[2][STRIPS * BLOCKS][16];
+} weights;
+
+/* 256 inputs of 16 rows. */
+typedef struct panel {
+    _Alignas(64) int8_t q[BLOCKS][ROWS][32];
+    struct {
+        float d, sum;
+    } row[BLOCKS][ROWS];
+    float half[BLOCKS][ROWS][2]; /* sums of 16 integers */
+    int8_t lower[BLOCKS][ROWS][32];
+} panel;
+
+/* ---- Tiles ---- */
+
+/* Registers 0 to 3 take products; 4 and 5 are activations, 6 and 7 codes, of n_k inputs. */
+static void set_tiles(int n_k) {
+    struct {
+        uint8_t palette, start, zero[14];
+        uint16_t row_bytes[16];
+        uint8_t n_row[16];
+    } config = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        config.n_row[i] = (uint8_t)(i < 6 ? ROWS : n_k / 4);
+        config.row_bytes[i] = (uint16_t)(i < 4 || i > 5 ? 64 : n_k);
+    }
+    __asm__ volatile("ldtilecfg %0" : : "m"(config));
+}
+
+static void release_tiles(void) { __asm__ volatile("tilerelease"); }
+
+/* The compilers' own intrinsics do not say that they read memory (gcc 12). */
+#define TILE_PRODUCT(to, a, b, x, w)                                                               \
+    __asm__ volatile("tileloadd (%0,%2,1), %%tmm" #a "\n\ttileloadd (%1,%3,1), %%tmm" #b           \
+                     "\n\ttilezero %%tmm" #to "\n\ttdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #to    \
+                     :                                                                             \
+                     : "r"(x), "r"(w), "r"((size_t)32), "r"((size_t)64)                            \
+                     : "memory")
+#define TILE_STORE(from, to)                                                                       \
+    __asm__ volatile("tilestored %%tmm" #from ", (%0,%1,1)"                                        \
+                     :                                                                             \
+                     : "r"(to), "r"((size_t)64)                                                    \
+                     : "memor"                                                                     \
+                       "y")
+
+ALWAYS void start_product(int reg, const int8_t *x, const int8_t *w) {
+    switch (reg) {
+    case 0: TILE_PRODUCT(0, 4, 6, x, w); break;
+    case 1: TILE_PRODUCT(1, 5, 7, x, w); break;
+    case 2: TILE_PRODUCT(2, 4, 6, x, w); break;
+    default: TILE_PRODUCT(3, 5, 7, x, w); break;
+    }
+}
+
+ALWAYS void store_product(int reg, int32_t *to) {
+    switch (reg) {
+    case 0: TILE_STORE(0, to); break;
+    case 1: TILE_STORE(1, to); break;
+    case 2: TILE_STORE(2, to); break;
+    default: TILE_STORE(3, to); break;
+    }
+}
+
+/* ---- Sixteen rows by the strips of a super-block ---- */
+
+typedef struct tile_job {
+    const weights *w;
+    const panel *x;
+    int n_strip, n_sub; /* blocks that count; the others' products are not used */
+    bool is_first;      /* super-block: sums begin */
+    float *c;           /* [16, HD_CPU_STRIP] */
+} tile_job;
+
+ALWAYS VI sum_of(bool is_wide, const int32_t *product, int r) {
+    VI n = _mm512_load_si512(product + 16 * r);
+    if (is_wide) n = vi_add(vi_shift_up(n, 8), _mm512_load_si512(product + 256 + 16 * r));
+    return n;
+}
+
+/* As add_block of kernel_repacked.h, of all rows; `at` counts blocks of all strips. Beside tiles
+ * only one unit multiplies and converts floats, so small integers are converted by an addition: 1.5
+ * * 2^23 + n has n in its last bits, and what a scale of at most 22 bits makes of it is exact
+ * before it is rounded. */
+ALWAYS void add_blocks(enum kind kind, bool is_wide, const tile_job *j, int at,
+                       const int32_t *product, V *acc) {
+    int b = at % BLOCKS;
+    const weights *w = j->w;
+    const panel *x = j->x;
+    V scale0 = v_load(w->scale[0][at]), scale1 = v_load(w->scale[1][at]);
+    V add0 = v_load(w->add[0][at]), add1 = v_load(w->add[1][at]);
+    V less0 = scale0 * v_set(-0x1.8p23f);
+    VI big = vi_set(0x4B400000);
+    UNROLL for (int r = 0; r < ROWS; r++) {
+        VI n = sum_of(is_wide, product, r);
+        V d = v_set(x->row[b][r].d), t = v_float(n) * scale0;
+        if (!is_wide) t = v_fma((V)vi_add(n, big), scale0, less0);
+        if (kind >= SPLIT)
+            t = v_fma(v_float(sum_of(is_wide, product + (is_wide ? 512 : 256), r)), scale1, t);
+        acc[r] = v_fma(t, d, acc[r]);
+        if (kind == WITH_MINIMUM) acc[r] = v_fma(add0, v_set(x->row[b][r].sum), acc[r]);
+        if (kind == SPLIT_WITH_MINIMUM) {
+            V less = v_fma(add1, v_set(x->half[b][r][1]), add0 * v_set(x->half[b][r][0]));
+            acc[r] = v_fma(less, d, acc[r]);
+        }
+    }
+}
+
+ALWAYS void add_step(enum kind kind, bool is_wide, const tile_job *j, int at,
+                     const int32_t *product, V *acc) {
+    int b = at % BLOCKS;
+    float *c = j->c + HD_CPU_STRIP_OUT * (at / BLOCKS);
+    if (b == 0)
+        UNROLL for (int r = 0; r < ROWS; r++) acc[r] =
+            j->is_first ? v_set(0) : v_load(c + HD_CPU_STRIP * r);
+    if (b < j->n_sub) add_blocks(kind, is_wide, j, at, product, acc);
+    if (b == BLOCKS - 1)
+        UNROLL for (int r = 0; r < ROWS; r++) v_store(c + HD_CPU_STRIP * r, acc[r]);
+}
+
+/* A block has n_part products: of its halves, and of these the upper and the lower bytes. */
+ALWAYS void run_tile(enum kind kind, bool is_wide, const tile_job *j) {
+    _Alignas(64) int32_t product[AHEAD][ROWS * 16];
+    int n_part = (kind >= SPLIT ? 2 : 1) * (is_wide ? 2 : 1);
+    int n_step = j->n_strip * BLOCKS * n_part;
+    V acc[ROWS];
+    UNROLL for (int r = 0; r < ROWS; r++) acc[r] = v_set(0);
+    for (int first = 0; first <= n_step; first += AHEAD) {
+        UNROLL for (int i = 0; i < AHEAD; i++) {
+            int part = i % n_part, at = first / n_part + i / n_part, b = at % BLOCKS;
+            int half = part / (is_wide ? 2 : 1);
+            const int8_t *x = is_wide && part % 2 == 1 ? j->x->lower[b][0] : j->x->q[b][0];
+            if (first < n_step) start_product(i, x + 16 * half, j->w->code[at][4 * half]);
+            if (first > 0 && part == n_part - 1)
+                add_step(kind, is_wide, j, at - AHEAD / n_part, product[i - part], acc);
+            if (i == AHEAD - 1 ? first < n_step : first > 0)
+                store_product((i + 1) % AHEAD, product[(i + 1) % AHEAD]);
+        }
+    }
+}
+
+#define TILES(name, kind)                                                                          \
+    static void narrow_##name(const tile_job *j) { run_tile(kind, false, j); }                     \
+    static void wide_##name(const tile_job *j) { run_tile(kind, true, j); }
+TILES(plain, PLAIN)
+TILES(with_minimum, WITH_MINIMUM)
+TILES(split, SPLIT)
+TILES(split_with_minimum, SPLIT_WITH_MINIMUM)
+
+static void (*const run[4][2])(const tile_job *) = {
+    {narrow_plain, wide_plain},
+    {narrow_with_minimum, wide_with_minimum},
+    {narrow_split, wide_split},
+    {narrow_split_with_minimum, wide_split_with_minimum},
+};
+
+/* ---- What tiles are made of ---- */
+
+/* Of one strip, whose super-block of n_sub blocks begins at head. Whether all scales are numbers
+ * that add_blocks can multiply by 1.5 * 2^23. */
+ALWAYS bool take_codes_as(enum hd_format f, const unsigned char *head, int n_sub, int strip,
+                          weights *w) {
+    hd_cpu_layout l = hd_cpu_layout_of(f);
+    const unsigned char *low = head + hd_cpu_head_bytes(l.head, n_sub);
+    const unsigned char *high = low + 64 * l.low_bits * n_sub;
+    super_scale super = load_super(l, head, 0);
+    __m512i offset = _mm512_set1_epi8((char)l.offset);
+    V most = v_set(0);
+    for (int b = 0; b < n_sub; b++, low += 64 * l.low_bits, high += 64 * l.high_bits) {
+        W code[8];
+        load_codes(l, low, high, code);
+        UNROLL for (int g = 0; g < 8; g++) _mm512_store_si512(
+            w->code[strip * BLOCKS + b][g], _mm512_sub_epi8((__m512i)code[g], offset));
+        block_scale s = load_scales(l, super, head, 0, b);
+        for (int i = 0; i < (hd_cpu_has_halves(l.head) ? 2 : 1); i++) {
+            v_store(w->scale[i][strip * BLOCKS + b], s.scale[i]);
+            most = v_max_bits(most, v_abs(s.scale[i]));
+            if (kind_of(l.head) % 2 == 1) v_store(w->add[i][strip * BLOCKS + b], s.add[i]);
+        }
+    }
+    return _mm512_cmp_ps_mask(most, v_set(0x1p100f), _CMP_NLT_UQ) == 0;
+}
+
+#define HD_CPU_PACKED(id, low, high, head, offset, table)                                          \
+    static bool take_codes_##id(const unsigned char *p, int n_sub, int strip, weights *w) {        \
+        return take_codes_as(HD_##id, p, n_sub, strip, w);                                         \
+    }
+#include "cpu/packed.def"
+#undef HD_CPU_PACKED
+
+static bool take_codes(enum hd_format f, const unsigned char *head, int n_sub, int strip,
+                       weights *w) {
+    switch (f) {
+#define HD_CPU_PACKED(id, low, high, head_form, offset, table)                                     \
+    case HD_##id:                                                                                  \
+        return take_codes_##id(head, n_sub, strip, w);
+#include "cpu/packed.def"
+#undef HD_CPU_PACKED
+    default: return false;
+    }
+}
+
+/* Rows row0 .. row0+16, past the last the last one again; blocks from byte `at` of a row on. */
+ALWAYS void take_rows_as(bool is_wide, const hd_cpu_packed_product *p, int row0, size_t at,
+                         int n_sub, panel *x) {
+    for (int r = 0; r < ROWS; r++) {
+        const unsigned char *row = p->x[row0 + r < p->n_row ? row0 + r : p->n_row - 1] + at;
+        for (int b = 0; b < n_sub; b++, row += p->x_step) {
+            const hd_cpu_xblock *from = (const hd_cpu_xblock *)(const void *)row;
+            __builtin_memcpy(x->q[b][r], from->q, sizeof from->q);
+            if (is_wide) __builtin_memcpy(x->lower[b][r], from->wide.lower, sizeof from->q);
+            __builtin_memcpy(&x->row[b][r], is_wide ? &from->wide.d : &from->d,
+                             sizeof x->row[b][r]);
+        }
+    }
+}
+
+/* The sums of each 16 inputs' integers. */
+static void take_half_sums(const hd_cpu_packed_product *p, int row0, size_t at, int n_sub,
+                           panel *x) {
+    for (int r = 0; r < ROWS; r++) {
+        const unsigned char *row = p->x[row0 + r < p->n_row ? row0 + r : p->n_row - 1] + at;
+        for (int b = 0; b < n_sub; b++, row += p->x_step) {
+            const hd_cpu_xblock *from = (const hd_cpu_xblock *)(const void *)row;
+            const int32_t *minus = p->is_wide ? from->wide.minus : from->minus;
+            for (int i = 0; i < 2; i++) x->half[b][r][i] = (float)minus[i] * -0x1p-7f;
+        }
+    }
+}
+
+static void take_rows(enum kind kind, const hd_cpu_packed_product *p, int row0, size_t at,
+                      int n_sub, panel *x) {
+    if (p->is_wide)
+        take_rows_as(true, p, row0, at, n_sub, x);
+    else
+        take_rows_as(false, p, row0, at, n_sub, x);
+    if (kind == SPLIT_WITH_MINIMUM) take_half_sums(p, row0, at, n_sub, x);
+}
+
+static void prefetch(const unsigned char *p, size_t n) {
+    for (size_t i = 0; i < n; i += 64) __builtin_prefetch(p + i);
+}
+
+/* ---- Products ---- */
+
+/* Rows 0 .. n_row of p, of which the last tile may have fewer than 16. False: there are scales that
+ * have to be multiplied otherwise. */
+static bool tile_rows(const hd_cpu_packed_product *p, int n_row) {
+    weights w;
+    panel x;
+    _Alignas(64) float rest[ROWS * HD_CPU_STRIP];
+    hd_cpu_layout l = hd_cpu_layout_of(p->format);
+    enum kind kind = kind_of(l.head);
+    size_t strip_bytes = hd_cpu_strip_bytes(p->format, p->n_in), at = 0;
+    size_t super_bytes =
+        hd_cpu_head_bytes(l.head, BLOCKS) + (size_t)(64 * (l.low_bits + l.high_bits) * BLOCKS);
+    bool is_done = true;
+    set_tiles(kind >= SPLIT ? 16 : 32);
+    for (int k = 0; is_done && k < p->n_in; k += HD_CPU_SUPER, at += super_bytes) {
+        int left = p->n_in - k, n_sub = (left < HD_CPU_SUPER ? left : HD_CPU_SUPER) / HD_CPU_SUB;
+        for (int s = 0; s < p->n_strip; s++) {
+            const unsigned char *head = p->strip + (size_t)s * strip_bytes + at;
+            prefetch(head + super_bytes, super_bytes);
+            is_done &= take_codes(p->format, head, n_sub, s, &w);
+        }
+        tile_job j = {.w = &w, .x = &x, .n_strip = p->n_strip, .n_sub = n_sub, .is_first = k == 0};
+        for (int r = 0; is_done && r < n_row; r += ROWS) {
+            take_rows(kind, p, r, (size_t)(k / HD_CPU_SUB) * p->x_step, n_sub, &x);
+            j.c = r + ROWS > n_row ? rest : p->c + (size_t)r * HD_CPU_STRIP;
+            run[kind][p->is_wide](&j);
+        }
+    }
+    release_tiles();
+    int n_rest = n_row % ROWS;
+    for (int r = 0; is_done && r < n_rest; r++)
+        __builtin_memcpy(p->c + (size_t)(n_row - n_rest + r) * HD_CPU_STRIP,
+                         rest + HD_CPU_STRIP * r,
+                         sizeof(float) * (size_t)(HD_CPU_STRIP_OUT * p->n_strip));
+    return is_done;
+}
+
+/* How many of n_row rows are faster on tiles: a multiple of 16, or all. A tile costs what the
+ * AVX-512 level takes for some 8 rows, but codes have to be written out first; with halves there is
+ * twice as much to do for a tile's depth (measured on the Xeon above). */
+static int rows_on_tiles(enum kind kind, bool is_wide, int n_row) {
+    int least = kind == SPLIT_WITH_MINIMUM ? 128 : kind == SPLIT ? 48 : is_wide ? 13 : 20;
+    if (n_row < least) return 0;
+    return n_row % ROWS < 9 ? n_row - n_row % ROWS : n_row;
+}
+
+void hd_cpu_amx_product(const hd_cpu_packed_product *p) {
+    int n_tiled = rows_on_tiles(kind_of(hd_cpu_layout_of(p->format).head), p->is_wide, p->n_row);
+    if (n_tiled > 0 && !tile_rows(p, n_tiled)) n_tiled = 0;
+    if (n_tiled == p->n_row) return;
+    hd_cpu_packed_product few = *p;
+    few.n_row -= n_tiled;
+    few.x += n_tiled;
+    few.c += (size_t)n_tiled * HD_CPU_STRIP;
+    hd_cpu_avx512.packed_product(&few);
+}
+
+/* Of tiles as deep as there are. */
+double hd_cpu_amx_probe_int8(int64_t n, int32_t *sink) {
+    enum { DEPTH = 64 };
+    _Alignas(64) int8_t x[ROWS * DEPTH];
+    _Alignas(64) int32_t product[ROWS * 16];
+    for (size_t i = 0; i < sizeof x; i++) x[i] = (int8_t)*sink;
+    set_tiles(DEPTH);
+    for (int reg = 0; reg < 4; reg++) start_product(reg, x, x);
+    for (int64_t k = 0; k < n; k++)
+        __asm__ volatile("tdpbssd %%tmm6, %%tmm4, %%tmm0\n\ttdpbssd %%tmm7, %%tmm5, %%tmm1\n\t"
+                         "tdpbssd %%tmm6, %%tmm4, %%tmm2\n\ttdpbssd %%tmm7, %%tmm5, %%tmm3" ::);
+    store_product(0, product);
+    release_tiles();
+    *sink = product[0];
+    return 2.0 * 4 * ROWS * 16 * DEPTH * (double)n;
+}
+#endif

@@ -165,7 +165,7 @@ static void check_product(const matrix *m, bool is_wide) {
 
 static void products_are_exact_sums(void **state) {
     (void)state;
-    for (int f = 0; f < HD_FORMAT_COUNT; f++) {
+    for (enum hd_format f = 0; f < HD_FORMAT_COUNT; f++) {
         if (!hd_cpu_is_packed(f)) continue;
         int block = hd_format_get(f)->block_elems;
         const int shape[][2] = {{block, 3}, {3 * block, 16}, {256 + block, 37}};
@@ -182,7 +182,7 @@ static void weights_as_floats_are_the_decoding(void **state) {
     (void)state;
     const hd_cpu_kernels *k[TEST_ISA_MAX];
     int n_level = test_kernels(k);
-    for (int f = 0; f < HD_FORMAT_COUNT; f++) {
+    for (enum hd_format f = 0; f < HD_FORMAT_COUNT; f++) {
         if (!hd_cpu_is_packed(f)) continue;
         matrix m = random_matrix(f, 256 + hd_format_get(f)->block_elems, 40);
         float *panel = malloc(sizeof(float) * (size_t)m.n_in * 48);

@@ -132,7 +132,7 @@ static void check_image(enum hd_format f, int n_in, int n_out) {
 static void every_weight_is_where_the_layout_says(void **state) {
     (void)state;
     int n_format = 0;
-    for (int f = 0; f < HD_FORMAT_COUNT; f++) {
+    for (enum hd_format f = 0; f < HD_FORMAT_COUNT; f++) {
         if (!hd_cpu_is_packed(f)) continue;
         int block = hd_format_get(f)->block_elems;
         check_image(f, block, 1);
@@ -146,7 +146,7 @@ static void every_weight_is_where_the_layout_says(void **state) {
 
 static void an_image_is_hardly_larger_than_the_file(void **state) {
     (void)state;
-    for (int f = 0; f < HD_FORMAT_COUNT; f++) {
+    for (enum hd_format f = 0; f < HD_FORMAT_COUNT; f++) {
         if (!hd_cpu_is_packed(f)) continue;
         size_t file = hd_format_bytes(f, 2048) * 1408, image = hd_cpu_packed_bytes(f, 2048, 1408);
         assert_true((double)image <= (f == HD_IQ2_XXS ? 1.1 : 1.02) * (double)file);

@@ -187,7 +187,7 @@ static void attend_expanded(hd_cuda *c, const struct hd_op_mla_attn *a) {
                        .n_key = (int)n_key,
                        .n_v = a->n_v,
                        .scale = a->scale,
-                       .has_group_products = c->prop.major == 9,
+                       .has_group_products = c->gemm.is_sm90,
                        .state = c->flash_state,
                        .out = a->out};
     f.ld_key = h * f.ld_head;
@@ -279,7 +279,7 @@ void hd_cuda_now_gqa_attn(void *ctx, const struct hd_op_gqa_attn *args) {
                                        .n_key = a->d_head,
                                        .n_v = a->d_head,
                                        .scale = a->scale,
-                                       .has_group_products = c->prop.major == 9,
+                                       .has_group_products = c->gemm.is_sm90,
                                        .out = a->out},
                       c->stream);
 }

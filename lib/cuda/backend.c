@@ -29,13 +29,15 @@ static hd_status check_device(hd_cuda *c) {
     if (e == cudaSuccess) e = cudaGetDeviceProperties(&c->prop, c->ordinal);
     if (e != cudaSuccess)
         return HD_FAIL(UNSUPPORTED, "device %d: %s", c->ordinal, cudaGetErrorString(e));
-    e = hd_cuda_check_image();
-    if (e == cudaSuccess) e = hd_cuda_prepare_gemm();
+    int level;
+    e = hd_cuda_check_image(&level);
+    bool is_sm90 = c->prop.major == 9 && level >= 90;
+    if (e == cudaSuccess) e = hd_cuda_prepare_gemm(is_sm90);
     if (e != cudaSuccess)
         return HD_FAIL(UNSUPPORTED, "%s is sm_%d%d: this build has kernels for %s", c->prop.name,
                        c->prop.major, c->prop.minor, HD_CUDA_ARCHITECTURES);
     c->gemm = (hd_cuda_gemm_how){.n_block = c->prop.multiProcessorCount,
-                                 .is_sm90 = c->prop.major == 9,
+                                 .is_sm90 = is_sm90,
                                  .is_ordered = c->is_deterministic};
     return HD_OK;
 }

@@ -32,7 +32,8 @@ static __device__ __forceinline__ void wait_for_previous(void) {
 // The devices of a process are alike: told by the first. Ranks of a group ask from threads of their
 // own, and find the same.
 struct hd_cuda_device {
-    int n_sm, major;
+    int n_sm;
+    bool has_early;    // its kernels wait for those before them by themselves
     size_t shared_max; // bytes a block
 };
 static inline hd_cuda_device hd_cuda_current(void) {
@@ -40,11 +41,11 @@ static inline hd_cuda_device hd_cuda_current(void) {
     static bool is_known;
     if (__atomic_load_n(&is_known, __ATOMIC_ACQUIRE)) return known;
     hd_cuda_device d = {};
-    int shared = 0;
+    int shared = 0, level = 0;
     (void)cudaDeviceGetAttribute(&d.n_sm, cudaDevAttrMultiProcessorCount, 0);
-    (void)cudaDeviceGetAttribute(&d.major, cudaDevAttrComputeCapabilityMajor, 0);
     (void)cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
     d.shared_max = (size_t)shared;
+    d.has_early = hd_cuda_check_image(&level) == cudaSuccess && level >= 90;
     known = d;
     __atomic_store_n(&is_known, true, __ATOMIC_RELEASE);
     return d;
@@ -60,7 +61,7 @@ static void hd_cuda_launch_early(void (*kernel)(P...), dim3 grid, unsigned block
     cudaLaunchConfig_t config = {};
     config.gridDim = grid, config.blockDim = dim3(block);
     config.dynamicSmemBytes = shared, config.stream = stream;
-    config.attrs = &early, config.numAttrs = hd_cuda_current().major >= 9 ? 1 : 0;
+    config.attrs = &early, config.numAttrs = hd_cuda_current().has_early ? 1 : 0;
     (void)cudaLaunchKernelEx(&config, kernel, P(args)...);
 }
 #define HD_LAUNCH_EARLY(kernel, grid, block, shared, stream, ...)                                  \

@@ -5,9 +5,9 @@
 #include <cudaTypedefs.h>
 #include <string.h>
 
-extern "C" cudaError_t hd_cuda_prepare_gemm(void) {
+extern "C" cudaError_t hd_cuda_prepare_gemm(bool is_sm90) {
     cudaError_t e = gemm_mma_prepare();
-    return e == cudaSuccess ? gemm_wgmma_prepare() : e;
+    return e == cudaSuccess && is_sm90 ? gemm_wgmma_prepare() : e;
 }
 
 extern "C" cudaError_t hd_cuda_make_map(const hd_cuda_mat *w, void *map) {

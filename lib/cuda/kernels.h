@@ -121,13 +121,13 @@ int hd_cuda_fp8_rows(int n_in);
  * bytes; tiles of HD_CUDA_GEMM_ROWS. Both with up or both without; not HD_CUDA_SWIGLU. */
 typedef struct hd_cuda_gemm_how {
     int n_block;     /* the device's multiprocessors */
-    bool is_sm90;    /* it has warpgroup products */
+    bool is_sm90;    /* it has warpgroup products, and so have the kernels that it runs */
     bool is_ordered; /* sums in the order of hd_cuda_run_mul, at a price */
 } hd_cuda_gemm_how;
 void hd_cuda_run_gemm(const hd_cuda_mul *m, int n, const hd_cuda_gemm_how *how,
                       cudaStream_t stream);
-/* Once, before the first of them. */
-cudaError_t hd_cuda_prepare_gemm(void);
+/* Once, before the first of them; is_sm90 as in hd_cuda_gemm_how. */
+cudaError_t hd_cuda_prepare_gemm(bool is_sm90);
 /* Writes a map of HD_CUDA_MAP_BYTES for w, whose data is BF16, to host memory. */
 cudaError_t hd_cuda_make_map(const hd_cuda_mat *w, void *map);
 
@@ -225,8 +225,9 @@ cudaError_t hd_cuda_measure(void *buffer, size_t n_byte, int n_sm, double *flops
 /* x[i] = sum over ranks k, ascending, of all[k][i]. */
 void hd_cuda_run_sum_ranks(const float *all, int n_rank, size_t n, float *x, cudaStream_t stream);
 
-/* Whether the current device can run the kernels that were built. */
-cudaError_t hd_cuda_check_image(void);
+/* Whether the current device can run the kernels that were built; *level: the architecture, as
+ * 10*major + minor, that those it runs were compiled for, which may be older than the device. */
+cudaError_t hd_cuda_check_image(int *level);
 bool hd_cuda_can_decode(enum hd_format f);
 
 #ifdef __cplusplus

@@ -179,7 +179,9 @@ extern "C" void hd_cuda_run_sum_ranks(const float *all, int n_rank, size_t n, fl
     HD_LAUNCH(sum_ranks, (unsigned)((n + BLOCK - 1) / BLOCK), BLOCK, 0, stream, all, n_rank, n, x);
 }
 
-extern "C" cudaError_t hd_cuda_check_image(void) {
+extern "C" cudaError_t hd_cuda_check_image(int *level) {
     cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, (const void *)norm_rows);
+    cudaError_t e = cudaFuncGetAttributes(&attributes, (const void *)norm_rows);
+    *level = e == cudaSuccess ? attributes.ptxVersion : 0;
+    return e;
 }

@@ -36,7 +36,8 @@ enum {
     HD_CUDA_STREAM_ROWS = 16,    /* in stream.cuh, */
     HD_CUDA_MANY_ROWS = 64,      /* and for many */
     HD_CUDA_GEMM_ROWS = 128,     /* of hd_cuda_run_gemm, */
-    HD_CUDA_GEMM_MIN = 65,       /* which takes products of so many rows, */
+    HD_CUDA_GEMM_MIN = 17,       /* which takes products of so many rows, */
+    HD_CUDA_GEMM_CODED_MIN = 65, /* with weights that it has to decode of so many, */
     HD_CUDA_GEMM_PICKS = 4,      /* and so many of an expert in the mean */
     HD_CUDA_FP8_ROWS = 256,      /* products of FP8 weights of more rows decode them to BF16 */
     HD_CUDA_FP8_TILE = 16,       /* rows of an expert's tile there */

@@ -9,8 +9,8 @@
 static size_t wide(int n) { return ((size_t)n + 7) / 8 * 8; }
 
 static bool is_mine(const hd_cuda *c, int n_row, const hd_weight *w) {
-    if ((n_row < HD_CUDA_GEMM_MIN && !c->is_expanded) || !hd_cuda_rounds(c, w->format) ||
-        w->n_in < 8)
+    int n_min = w->format == HD_BF16 ? HD_CUDA_GEMM_MIN : HD_CUDA_GEMM_CODED_MIN;
+    if ((n_row < n_min && !c->is_expanded) || !hd_cuda_rounds(c, w->format) || w->n_in < 8)
         return false;
     if (n_row <= HD_CUDA_FP8_ROWS && hd_cuda_streams_fp8(c, w->format)) return false;
     return w->format == HD_BF16 || 2 * hd_cuda_decoded_bytes(hd_cuda_mat_of(w)) <= c->decoded_bytes;

@@ -4,8 +4,9 @@
  *
  * - mul_fp8.cu: it rounds, weights are FP8, R <= HD_CUDA_FP8_ROWS, a row's inputs have room in
  *   shared memory; not under --deterministic.
- * - many.c: it rounds, R >= HD_CUDA_GEMM_MIN (and HD_CUDA_GEMM_PICKS rows an expert), weights are
- *   BF16 or have room to be decoded. gemm_wgmma.cu, or gemm_mma.cu before sm_90. Under
+ * - many.c: it rounds, weights are BF16 and R >= HD_CUDA_GEMM_MIN, or they have room to be decoded
+ *   and R >= HD_CUDA_GEMM_CODED_MIN (an expert: HD_CUDA_GEMM_PICKS rows, too, in the mean).
+ *   gemm_wgmma.cu, or gemm_mma.cu before sm_90. Under
  *   --deterministic (form.c) rows of the expanded form always, those of the absorbed form in
  *   gemm_mma.cu.
  * - stream.cuh: it rounds, R <= 2 * HD_CUDA_MANY_ROWS (tiles of an expert: HD_CUDA_STREAM_ROWS), a

@@ -25,10 +25,9 @@ enum {
 };
 
 /* What is done with a block's sums. */
-enum kind { PLAIN, WITH_MINIMUM, SPLIT, SPLIT_WITH_MINIMUM };
+enum kind { PLAIN, WITH_MINIMUM, SPLIT };
 
 static inline enum kind kind_of(enum hd_cpu_head h) {
-    if (h == HD_CPU_HEAD_K2) return SPLIT_WITH_MINIMUM;
     if (hd_cpu_has_halves(h)) return SPLIT;
     return h == HD_CPU_HEAD_K45 || h == HD_CPU_HEAD_DM ? WITH_MINIMUM : PLAIN;
 }
@@ -36,7 +35,7 @@ static inline enum kind kind_of(enum hd_cpu_head h) {
 /* 256 inputs of up to four strips; of the second halves only where they differ. */
 typedef struct weights {
     _Alignas(64) int8_t code[STRIPS * BLOCKS][8][64];
-    float scale[2][STRIPS * BLOCKS][16], add[2][STRIPS * BLOCKS][16];
+    float scale[2][STRIPS * BLOCKS][16], add[STRIPS * BLOCKS][16];
 } weights;
 
 /* 256 inputs of 16 rows. */
@@ -45,7 +44,6 @@ typedef struct panel {
     struct {
         float d, sum;
     } row[BLOCKS][ROWS];
-    float half[BLOCKS][ROWS][2]; /* sums of 16 integers */
     int8_t lower[BLOCKS][ROWS][32];
 } panel;
 
@@ -107,6 +105,10 @@ typedef struct tile_job {
     int n_strip, n_sub; /* blocks that count; the others' products are not used */
     bool is_first;      /* super-block: sums begin */
     float *c;           /* [16, HD_CPU_STRIP] */
+    /* Memory that is read next, n_line lines for each block: fetched on the side. */
+    const unsigned char *ahead; /* of the first strip */
+    size_t strip_bytes;
+    int n_line;
 } tile_job;
 
 ALWAYS VI sum_of(bool is_wide, const int32_t *product, int r) {
@@ -115,31 +117,27 @@ ALWAYS VI sum_of(bool is_wide, const int32_t *product, int r) {
     return n;
 }
 
-/* As add_block of kernel_repacked.h, of all rows; `at` counts blocks of all strips. Beside tiles
- * only one unit multiplies and converts floats, so small integers are converted by an addition: 1.5
- * * 2^23 + n has n in its last bits, and what a scale of at most 22 bits makes of it is exact
- * before it is rounded. */
+/* As kernel_repacked.h has it, of all rows; `at` counts blocks of all strips. Beside tiles only one
+ * unit multiplies and converts floats (48 multiply-adds take 26 cycles alone and 51 with one
+ * tilezero), so small integers become floats by an addition: the float 1.5 * 2^23 + n has n in its
+ * last bits, and 1.5 * 2^23 times a scale of at most 22 bits is exact. */
 ALWAYS void add_blocks(enum kind kind, bool is_wide, const tile_job *j, int at,
                        const int32_t *product, V *acc) {
     int b = at % BLOCKS;
     const weights *w = j->w;
     const panel *x = j->x;
     V scale0 = v_load(w->scale[0][at]), scale1 = v_load(w->scale[1][at]);
-    V add0 = v_load(w->add[0][at]), add1 = v_load(w->add[1][at]);
+    V add = v_load(w->add[at]);
     V less0 = scale0 * v_set(-0x1.8p23f);
     VI big = vi_set(0x4B400000);
     UNROLL for (int r = 0; r < ROWS; r++) {
         VI n = sum_of(is_wide, product, r);
         V d = v_set(x->row[b][r].d), t = v_float(n) * scale0;
         if (!is_wide) t = v_fma((V)vi_add(n, big), scale0, less0);
-        if (kind >= SPLIT)
+        if (kind == SPLIT)
             t = v_fma(v_float(sum_of(is_wide, product + (is_wide ? 512 : 256), r)), scale1, t);
         acc[r] = v_fma(t, d, acc[r]);
-        if (kind == WITH_MINIMUM) acc[r] = v_fma(add0, v_set(x->row[b][r].sum), acc[r]);
-        if (kind == SPLIT_WITH_MINIMUM) {
-            V less = v_fma(add1, v_set(x->half[b][r][1]), add0 * v_set(x->half[b][r][0]));
-            acc[r] = v_fma(less, d, acc[r]);
-        }
+        if (kind == WITH_MINIMUM) acc[r] = v_fma(add, v_set(x->row[b][r].sum), acc[r]);
     }
 }
 
@@ -155,10 +153,16 @@ ALWAYS void add_step(enum kind kind, bool is_wide, const tile_job *j, int at,
         UNROLL for (int r = 0; r < ROWS; r++) v_store(c + HD_CPU_STRIP * r, acc[r]);
 }
 
+ALWAYS void ask(const tile_job *j, int at) {
+    const unsigned char *p = j->ahead + (size_t)(at / BLOCKS) * j->strip_bytes;
+    for (int i = 0; i < j->n_line; i++)
+        __builtin_prefetch(p + 64 * (at % BLOCKS * j->n_line + i), 0, 2);
+}
+
 /* A block has n_part products: of its halves, and of these the upper and the lower bytes. */
 ALWAYS void run_tile(enum kind kind, bool is_wide, const tile_job *j) {
     _Alignas(64) int32_t product[AHEAD][ROWS * 16];
-    int n_part = (kind >= SPLIT ? 2 : 1) * (is_wide ? 2 : 1);
+    int n_part = (kind == SPLIT ? 2 : 1) * (is_wide ? 2 : 1);
     int n_step = j->n_strip * BLOCKS * n_part;
     V acc[ROWS];
     UNROLL for (int r = 0; r < ROWS; r++) acc[r] = v_set(0);
@@ -167,6 +171,7 @@ ALWAYS void run_tile(enum kind kind, bool is_wide, const tile_job *j) {
             int part = i % n_part, at = first / n_part + i / n_part, b = at % BLOCKS;
             int half = part / (is_wide ? 2 : 1);
             const int8_t *x = is_wide && part % 2 == 1 ? j->x->lower[b][0] : j->x->q[b][0];
+            if (part == 0 && first < n_step) ask(j, at);
             if (first < n_step) start_product(i, x + 16 * half, j->w->code[at][4 * half]);
             if (first > 0 && part == n_part - 1)
                 add_step(kind, is_wide, j, at - AHEAD / n_part, product[i - part], acc);
@@ -182,13 +187,11 @@ ALWAYS void run_tile(enum kind kind, bool is_wide, const tile_job *j) {
 TILES(plain, PLAIN)
 TILES(with_minimum, WITH_MINIMUM)
 TILES(split, SPLIT)
-TILES(split_with_minimum, SPLIT_WITH_MINIMUM)
 
-static void (*const run[4][2])(const tile_job *) = {
+static void (*const run[3][2])(const tile_job *) = {
     {narrow_plain, wide_plain},
     {narrow_with_minimum, wide_with_minimum},
     {narrow_split, wide_split},
-    {narrow_split_with_minimum, wide_split_with_minimum},
 };
 
 /* ---- What tiles are made of ---- */
@@ -212,7 +215,7 @@ ALWAYS bool take_codes_as(enum hd_format f, const unsigned char *head, int n_sub
         for (int i = 0; i < (hd_cpu_has_halves(l.head) ? 2 : 1); i++) {
             v_store(w->scale[i][strip * BLOCKS + b], s.scale[i]);
             most = v_max_bits(most, v_abs(s.scale[i]));
-            if (kind_of(l.head) % 2 == 1) v_store(w->add[i][strip * BLOCKS + b], s.add[i]);
+            if (kind_of(l.head) == WITH_MINIMUM) v_store(w->add[strip * BLOCKS + b], s.add[0]);
         }
     }
     return _mm512_cmp_ps_mask(most, v_set(0x1p100f), _CMP_NLT_UQ) == 0;
@@ -238,8 +241,8 @@ static bool take_codes(enum hd_format f, const unsigned char *head, int n_sub, i
 }
 
 /* Rows row0 .. row0+16, past the last the last one again; blocks from byte `at` of a row on. */
-ALWAYS void take_rows_as(bool is_wide, const hd_cpu_packed_product *p, int row0, size_t at,
-                         int n_sub, panel *x) {
+ALWAYS void take_rows(bool is_wide, const hd_cpu_packed_product *p, int row0, size_t at, int n_sub,
+                      panel *x) {
     for (int r = 0; r < ROWS; r++) {
         const unsigned char *row = p->x[row0 + r < p->n_row ? row0 + r : p->n_row - 1] + at;
         for (int b = 0; b < n_sub; b++, row += p->x_step) {
@@ -252,30 +255,14 @@ ALWAYS void take_rows_as(bool is_wide, const hd_cpu_packed_product *p, int row0,
     }
 }
 
-/* The sums of each 16 inputs' integers. */
-static void take_half_sums(const hd_cpu_packed_product *p, int row0, size_t at, int n_sub,
+static void take_narrow_rows(const hd_cpu_packed_product *p, int row0, size_t at, int n_sub,
+                             panel *x) {
+    take_rows(false, p, row0, at, n_sub, x);
+}
+
+static void take_wide_rows(const hd_cpu_packed_product *p, int row0, size_t at, int n_sub,
                            panel *x) {
-    for (int r = 0; r < ROWS; r++) {
-        const unsigned char *row = p->x[row0 + r < p->n_row ? row0 + r : p->n_row - 1] + at;
-        for (int b = 0; b < n_sub; b++, row += p->x_step) {
-            const hd_cpu_xblock *from = (const hd_cpu_xblock *)(const void *)row;
-            const int32_t *minus = p->is_wide ? from->wide.minus : from->minus;
-            for (int i = 0; i < 2; i++) x->half[b][r][i] = (float)minus[i] * -0x1p-7f;
-        }
-    }
-}
-
-static void take_rows(enum kind kind, const hd_cpu_packed_product *p, int row0, size_t at,
-                      int n_sub, panel *x) {
-    if (p->is_wide)
-        take_rows_as(true, p, row0, at, n_sub, x);
-    else
-        take_rows_as(false, p, row0, at, n_sub, x);
-    if (kind == SPLIT_WITH_MINIMUM) take_half_sums(p, row0, at, n_sub, x);
-}
-
-static void prefetch(const unsigned char *p, size_t n) {
-    for (size_t i = 0; i < n; i += 64) __builtin_prefetch(p + i);
+    take_rows(true, p, row0, at, n_sub, x);
 }
 
 /* ---- Products ---- */
@@ -292,17 +279,22 @@ static bool tile_rows(const hd_cpu_packed_product *p, int n_row) {
     size_t super_bytes =
         hd_cpu_head_bytes(l.head, BLOCKS) + (size_t)(64 * (l.low_bits + l.high_bits) * BLOCKS);
     bool is_done = true;
-    set_tiles(kind >= SPLIT ? 16 : 32);
+    tile_job j = {.w = &w, .x = &x, .n_strip = p->n_strip, .strip_bytes = strip_bytes};
+    int n_tile = (n_row + ROWS - 1) / ROWS;
+    j.n_line = ((int)super_bytes / 64 + n_tile * BLOCKS - 1) / (n_tile * BLOCKS);
+    set_tiles(kind == SPLIT ? 16 : 32);
     for (int k = 0; is_done && k < p->n_in; k += HD_CPU_SUPER, at += super_bytes) {
-        int left = p->n_in - k, n_sub = (left < HD_CPU_SUPER ? left : HD_CPU_SUPER) / HD_CPU_SUB;
-        for (int s = 0; s < p->n_strip; s++) {
-            const unsigned char *head = p->strip + (size_t)s * strip_bytes + at;
-            prefetch(head + super_bytes, super_bytes);
-            is_done &= take_codes(p->format, head, n_sub, s, &w);
-        }
-        tile_job j = {.w = &w, .x = &x, .n_strip = p->n_strip, .n_sub = n_sub, .is_first = k == 0};
-        for (int r = 0; is_done && r < n_row; r += ROWS) {
-            take_rows(kind, p, r, (size_t)(k / HD_CPU_SUB) * p->x_step, n_sub, &x);
+        int left = p->n_in - k;
+        j.n_sub = (left < HD_CPU_SUPER ? left : HD_CPU_SUPER) / HD_CPU_SUB;
+        j.is_first = k == 0;
+        j.ahead = p->strip + at + super_bytes;
+        if (left <= HD_CPU_SUPER) j.ahead = p->strip + (size_t)p->n_strip * strip_bytes;
+        for (int s = 0; s < p->n_strip; s++)
+            is_done &=
+                take_codes(p->format, p->strip + (size_t)s * strip_bytes + at, j.n_sub, s, &w);
+        for (int r = 0; is_done && r < n_row; r += ROWS, j.ahead += 64 * BLOCKS * j.n_line) {
+            (p->is_wide ? take_wide_rows : take_narrow_rows)(
+                p, r, (size_t)(k / HD_CPU_SUB) * p->x_step, j.n_sub, &x);
             j.c = r + ROWS > n_row ? rest : p->c + (size_t)r * HD_CPU_STRIP;
             run[kind][p->is_wide](&j);
         }
@@ -316,17 +308,18 @@ static bool tile_rows(const hd_cpu_packed_product *p, int n_row) {
     return is_done;
 }
 
-/* How many of n_row rows are faster on tiles: a multiple of 16, or all. A tile costs what the
- * AVX-512 level takes for some 8 rows, but codes have to be written out first; with halves there is
- * twice as much to do for a tile's depth (measured on the Xeon above). */
-static int rows_on_tiles(enum kind kind, bool is_wide, int n_row) {
-    int least = kind == SPLIT_WITH_MINIMUM ? 128 : kind == SPLIT ? 48 : is_wide ? 13 : 20;
-    if (n_row < least) return 0;
-    return n_row % ROWS < 9 ? n_row - n_row % ROWS : n_row;
+/* How many of n_row rows are faster on tiles: a multiple of 16, or all. The codes have to be
+ * written out first, and a tile costs what the AVX-512 level takes for some 6 rows; with halves
+ * there is twice as much to do for a tile's depth, and with minimums of halves, too much (measured
+ * on the Xeon above). */
+static int rows_on_tiles(enum hd_cpu_head head, int n_row) {
+    bool is_split = hd_cpu_has_halves(head);
+    if (head == HD_CPU_HEAD_K2 || n_row < (is_split ? 48 : 13)) return 0;
+    return n_row % ROWS < (is_split ? 9 : 6) ? n_row - n_row % ROWS : n_row;
 }
 
 void hd_cpu_amx_product(const hd_cpu_packed_product *p) {
-    int n_tiled = rows_on_tiles(kind_of(hd_cpu_layout_of(p->format).head), p->is_wide, p->n_row);
+    int n_tiled = rows_on_tiles(hd_cpu_layout_of(p->format).head, p->n_row);
     if (n_tiled > 0 && !tile_rows(p, n_tiled)) n_tiled = 0;
     if (n_tiled == p->n_row) return;
     hd_cpu_packed_product few = *p;

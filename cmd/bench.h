@@ -39,7 +39,6 @@ struct hd_bench_model {
     hd_model *model; /* NULL until hd_bench_open_model */
     hd_model_options mo;
     hd_batch batch;
-    int n_beside;     /* sequences whose pages lie between one another's */
     uint64_t seed;    /* of the tokens */
     hd_status status; /* what a step failed with */
 };

@@ -24,7 +24,8 @@ enum { POLICY_MAX = 8, RUN_MAX = 16 };
     X(kv_peak, "kv_peak_bytes", "KV peak MB", 1)                                                   \
     X(concurrency, "concurrency_mean", "at once", 1)                                               \
     X(fragmentation, "kv_fragmentation", "KV waste", 1)                                            \
-    X(n_ok, "answered", "answered", 1)
+    X(n_ok, "answered", "answered", 1)                                                             \
+    X(step_ratio, "steps_to_profile", "steps", 1)
 
 struct figures {
 #define X(field, key, title, factor) double field;
@@ -117,6 +118,7 @@ static struct figures figures_of(const struct compare *c, const hd_compare_run *
         f.concurrency = busy / last_s;
     }
     f.n_ok = n;
+    f.step_ratio = run->expected_s > 0 ? run->step_s / run->expected_s : 0;
     f.kv_peak = (double)(run->kv_peak_tok * c->kv_tok_bytes);
     if (run->kv_allocated > 0) f.fragmentation = 1 - run->kv_used / run->kv_allocated;
     hd_free(latency);
@@ -261,10 +263,11 @@ static hd_status run_policy(struct compare *c, const hd_policy *p, bool is_simul
     hd_compare_run run = {0};
     run.request = hd_alloc_zero((size_t)c->trace.n, sizeof *run.request);
     bool is_dynamic = p->kind == HD_POLICY_DYNAMIC;
-    hd_status s = is_simulated
-                      ? is_dynamic ? simulate_dynamic(c, &run) : simulate_static(c, p, &run)
-                  : is_dynamic ? hd_live_run(c->o, c->model, &c->trace, &run)
-                               : run_static(c, p, &run);
+    hd_status s =
+        is_simulated ? is_dynamic ? simulate_dynamic(c, &run) : simulate_static(c, p, &run)
+        : is_dynamic
+            ? hd_live_run(c->o, c->model, &c->trace, c->o->compare_check ? &c->cost : NULL, &run)
+            : run_static(c, p, &run);
     if (s == HD_OK) *out = figures_of(c, &run);
     hd_free(run.request);
     return s;
@@ -335,6 +338,14 @@ static void print_check(const struct result *r) {
                                                                            : "not within");
 }
 
+static void print_steps(const struct result *r) {
+    if (r->mean.step_ratio > 0)
+        printf(
+            "%-14s steps took %.3f times (spread %.1f %%) what the profile says of them: what is "
+            "not the scheduling's\n",
+            r->policy.name, r->mean.step_ratio, 100 * r->spread.step_ratio);
+}
+
 static void print(const struct compare *c) {
     double last_s = c->trace.item[c->trace.n - 1].arrival_s - c->trace.item[0].arrival_s;
     printf("%s%s: %d requests arrive in %.2f s, seed %llu, %d run%s\n",
@@ -351,6 +362,7 @@ static void print(const struct compare *c) {
             printf("%s: only %.0f of %d requests were answered\n", r->policy.name, r->mean.n_ok,
                    c->trace.n);
         if (c->o->compare_check) print_check(r);
+        if (c->o->compare_check) print_steps(r);
     }
 }
 

@@ -2,11 +2,12 @@
  * sim`.
  *
  * Steps of a grid of loads are timed in rounds over the whole grid, so that a machine that is
- * slower for a while is so for all of them; a short step is run several times a round. What counts
- * of a load is the mean of the middle half of its runs: interruptions of the machine are not the
- * load's. A step counts with the sampling of its outputs. Mixed
- * steps (decoding rows beside a prompt chunk) are timed, too, but not fitted: they tell how far the
- * formula reaches. */
+ * slower for a while is so for all of them; short ones are in more rounds. In a round each is run
+ * twice: once as it finds the processor's caches after another, once after an equal one. A server's
+ * steps are of both kinds. What tells loads apart is the mean of the middle half of their runs;
+ * what runs take beyond it in the mean is spread over all loads alike, since it is the machine's. A
+ * step counts with the sampling of its outputs. Mixed steps (decoding rows beside a prompt chunk)
+ * are timed, too, but not fitted: they tell how far the formula reaches. */
 #include "cmd/bench.h"
 
 #include "base/mem.h"
@@ -19,7 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { POINT_MAX = 256, RUN_MAX = 200, N_ROUND = 5 };
+enum { POINT_MAX = 256, RUN_MAX = 200, RUN_MIN = 4 };
 
 /* n_decode sequences of one row at position context - 1, and a chunk of n_prompt rows from first.
  */
@@ -56,7 +57,7 @@ static void fill_grid(struct grid *g) {
     for (int n = 1; n <= n_seq; n = n < n_seq && 2 * n > n_seq ? n_seq : 2 * n)
         for (size_t c = 0; c < HD_COUNT_OF(contexts); c++)
             add(g, (struct load){.n_decode = n, .context = contexts[c]});
-    for (int n = 8; n <= n_row; n = n < n_row && 4 * n > n_row ? n_row : 4 * n) {
+    for (int n = 8; n <= n_row; n = n < n_row && 2 * n > n_row ? n_row : 2 * n) {
         add_prompt(g, n, 0);
         add_prompt(g, n, n_pos / 4);
         add_prompt(g, n, n_pos - n);
@@ -84,25 +85,21 @@ static hd_status run(struct grid *g, int ix, double *seconds) {
     return m->status;
 }
 
-/* One round: a run of every load, and more until it has had its time. */
-static hd_status measure_round(struct grid *g, double seconds_each) {
-    for (int i = 0; i < g->n_point; i++) {
-        double sum = 0, s;
-        for (int n = 0; n == 0 || (sum < seconds_each && n < RUN_MAX / N_ROUND); n++) {
-            HD_TRY(run(g, i, &s));
-            g->seconds[i * RUN_MAX + g->n_run[i]++] = s;
-            sum += s;
-        }
-    }
-    return HD_OK;
-}
-
+/* Rounds: two runs in a row of every load that has not had its time. */
 static hd_status measure(struct grid *g, double seconds_each) {
-    double s;
+    double sum[POINT_MAX] = {0}, s;
     for (int i = 0; i < g->n_point; i++) HD_TRY(run(g, i, &s)); /* to warm up */
-    for (int round = 0; round < N_ROUND; round++) {
-        HD_TRY(measure_round(g, seconds_each / N_ROUND));
-        hd_progress(NULL, "measuring", (round + 1.0) / N_ROUND * 0.99);
+    for (int round = 0, n_left = 1; n_left > 0 && 2 * round < RUN_MAX; round++) {
+        n_left = 0;
+        for (int i = 0; i < 2 * g->n_point; i++) {
+            int ix = i / 2;
+            if (2 * round >= RUN_MIN && sum[ix] >= seconds_each) continue;
+            HD_TRY(run(g, ix, &s));
+            g->seconds[ix * RUN_MAX + g->n_run[ix]++] = s;
+            sum[ix] += s;
+            n_left++;
+        }
+        hd_progress(NULL, "measuring", 2 * (round + 1.0) / RUN_MAX * 0.99);
     }
     hd_progress(NULL, "measured", 1);
     return HD_OK;
@@ -126,7 +123,8 @@ static hd_status fit(struct grid *g, hd_cost *c) {
         g->point[i].is_other = g->load[i].is_other;
         for (int r = 0; r < g->n_run[i]; r++) factor[n++] = v[r] / g->point[i].mean_s;
     }
-    hd_cost_spread(c, factor, n);
+    double mean = hd_cost_spread(c, factor, n);
+    for (int i = 0; i < g->n_point; i++) g->point[i].mean_s *= mean;
     hd_free(factor);
     return hd_cost_fit(c, g->point, g->n_point);
 }
@@ -149,7 +147,7 @@ static void describe(const struct hd_bench_model *m, hd_cost *c) {
 
 static void print(const hd_cost *c, const struct grid *g, const char *path) {
     printf("%s on %s: %s\n%d loads, %d to %d runs each: a step takes\n", c->model, c->backend,
-           c->device, g->n_point, N_ROUND, RUN_MAX);
+           c->device, g->n_point, RUN_MIN, RUN_MAX);
     for (int i = 0; i < c->n_knot; i++)
         printf("  %9.3f ms for %d rows\n", c->knot_s[i] * 1e3, c->knot[i]);
     printf("+ %.3f us an output\n"

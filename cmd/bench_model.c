@@ -97,7 +97,6 @@ hd_status hd_bench_open_model(struct hd_bench_model *b, int n_row, int n_seq, in
                                          .n_thread = b->o->threads},
                          &b->place));
     hd_place_apply(&b->place, &b->mo);
-    b->n_beside = n_seq;
     HD_TRY(hd_model_open(b->checkpoint, &b->dev, &b->mo, hd_load_progress, NULL, &b->model));
     hd_place_log(&b->place, b->model);
     HD_TRY(hd_model_rehearse(b->model, NULL, NULL));
@@ -127,9 +126,10 @@ void hd_bench_add_seq(struct hd_bench_model *b, int first, int n, enum hd_mla_fo
                       bool has_out) {
     hd_batch *t = &b->batch;
     int s = t->n_seq++, end = first + n, n_page = (end + t->page_tok - 1) / t->page_tok;
-    HD_ASSERT(s < b->n_beside && n_page * b->n_beside <= b->mo.n_page);
+    HD_ASSERT(s < t->n_seq_max && t->n_page + n_page <= b->mo.n_page);
     t->seq_slot[s] = s;
-    for (int i = 0; i < n_page; i++) t->page[t->n_page++] = s + i * b->n_beside;
+    /* One after the other, as a server deals them to a prompt. */
+    for (int i = 0; i < n_page; i++, t->n_page++) t->page[t->n_page] = t->n_page;
     for (int pos = first; pos < end; pos++) {
         int r = t->n_row++;
         t->token[r] = random_token(b);
@@ -159,7 +159,6 @@ double hd_bench_prompt(struct hd_bench_model *b, int n_tok) {
     enum hd_mla_form form =
         n_tok >= hd_engine_expand_min(&b->hp) ? HD_MLA_EXPANDED : HD_MLA_ABSORBED;
     double seconds = 0;
-    b->n_beside = 1;
     for (int at = 0, n; at < n_tok && b->status == HD_OK; at += n) {
         n = n_tok - at < b->o->max_num_batched_tokens ? n_tok - at : b->o->max_num_batched_tokens;
         hd_batch_clear(&b->batch);
@@ -171,7 +170,6 @@ double hd_bench_prompt(struct hd_bench_model *b, int n_tok) {
 
 static void fill_decode(struct hd_bench_model *b, int n_seq, int context) {
     hd_batch_clear(&b->batch);
-    b->n_beside = n_seq;
     for (int s = 0; s < n_seq; s++) hd_bench_add_seq(b, context - 1, 1, HD_MLA_ABSORBED, true);
 }
 

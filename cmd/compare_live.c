@@ -17,7 +17,11 @@ struct live {
     int64_t start_ns;
     int n_page_peak;
     int32_t *prompt;
+    const hd_cost *cost; /* NULL: none is known */
+    int64_t step_from_ns;
 };
+
+static int64_t clock_now(void *ctx) { return hd_work_clock_now(&((struct live *)ctx)->m.clock); }
 
 static double since_start(const struct live *v, int64_t ns) {
     return (double)(ns - v->start_ns) * 1e-9;
@@ -39,15 +43,22 @@ static bool on_event(void *user, const hd_event *ev) {
     return true;
 }
 
-static int64_t clock_now(void *ctx) { return hd_work_clock_now(&((struct live *)ctx)->m.clock); }
-
 static hd_status enqueue(void *ctx, const hd_batch *b) {
-    return hd_model_enqueue(((struct live *)ctx)->m.model, b);
+    struct live *v = ctx;
+    if (v->cost && v->loop) {
+        hd_cost_load l;
+        hd_cost_load_of(b, &l);
+        v->run->expected_s += hd_cost_mean_s(v->cost, &l);
+    }
+    v->step_from_ns = clock_now(v);
+    return hd_model_enqueue(v->m.model, b);
 }
 
 static hd_status fetch(void *ctx, hd_step_out *out) {
     hd_model_out o;
-    HD_TRY(hd_model_fetch(((struct live *)ctx)->m.model, &o));
+    struct live *v = ctx;
+    HD_TRY(hd_model_fetch(v->m.model, &o));
+    if (v->cost && v->loop) v->run->step_s += (double)(clock_now(v) - v->step_from_ns) * 1e-9;
     *out = (hd_step_out){.token = o.token, .logits = o.logits};
     return HD_OK;
 }
@@ -98,6 +109,7 @@ static hd_status run(struct live *v, const struct hd_options *o, const char *mod
     const hd_sched_config *s = &lc->sched;
     HD_TRY(hd_bench_open_model(&v->m, s->n_row_max, s->n_seq_max, s->n_pos_max, 0));
     HD_ASSERT(s->n_page <= v->m.mo.n_page);
+    if (hd_dev_has_memory(&v->m.dev)) v->cost = NULL; /* its steps overlap */
     lc->clock = (hd_clock){.now_ns = clock_now, .ctx = v};
     lc->stepper = (hd_stepper){
         .enqueue = enqueue, .fetch = fetch, .is_async = hd_dev_has_memory(&v->m.dev), .ctx = v};
@@ -115,8 +127,8 @@ static hd_status run(struct live *v, const struct hd_options *o, const char *mod
 }
 
 hd_status hd_live_run(const struct hd_options *o, const char *model, const hd_trace *trace,
-                      hd_compare_run *out) {
-    struct live v = {.trace = trace, .run = out};
+                      const hd_cost *cost, hd_compare_run *out) {
+    struct live v = {.trace = trace, .run = out, .cost = cost};
     v.prompt = hd_alloc_zero((size_t)hd_trace_longest(trace), sizeof *v.prompt);
     hd_status s = run(&v, o, model);
     hd_bench_close(&v.m);

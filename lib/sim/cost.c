@@ -156,18 +156,30 @@ hd_status hd_cost_fit(hd_cost *c, const hd_cost_point *point, int n) {
     return HD_OK;
 }
 
-void hd_cost_spread(hd_cost *c, double *factor, int n) {
-    for (int i = 0; i < HD_COST_QUANTILES; i++) c->quantile[i] = 1;
-    if (n == 0) return;
+static double mean_of(const double *v, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += v[i];
+    return sum / n;
+}
+
+double hd_cost_spread(hd_cost *c, double *factor, int n) {
+    enum { LAST = HD_COST_QUANTILES - 1 };
+    double *q = c->quantile;
+    for (int i = 0; i <= LAST; i++) q[i] = 1;
+    if (n == 0) return 1;
     hd_sort_doubles(factor, (size_t)n);
-    for (int i = 0; i < HD_COST_QUANTILES; i++) {
-        double at = (double)i / (HD_COST_QUANTILES - 1) * (n - 1);
+    for (int i = 0; i <= LAST; i++) {
+        double at = (double)i / LAST * (n - 1);
         int k = at < n - 1 ? (int)at : n - 1;
-        c->quantile[i] = factor[k];
-        if (k < n - 1) c->quantile[i] += (at - k) * (factor[k + 1] - factor[k]);
+        q[i] = factor[k];
+        if (k < n - 1) q[i] += (at - k) * (factor[k + 1] - factor[k]);
     }
+    /* The ends stand for all that lies there, not for the single least and largest run. */
+    int n_end = (n + LAST - 1) / LAST;
+    q[0] = fmax(fmin(2 * mean_of(factor, n_end) - q[1], q[1]), 0);
+    q[LAST] = fmax(2 * mean_of(factor + n - n_end, n_end) - q[LAST - 1], q[LAST - 1]);
     double mean = 0; /* of the piecewise linear distribution */
-    for (int i = 0; i < HD_COST_QUANTILES - 1; i++)
-        mean += 0.5 * (c->quantile[i] + c->quantile[i + 1]) / (HD_COST_QUANTILES - 1);
-    for (int i = 0; i < HD_COST_QUANTILES; i++) c->quantile[i] /= mean;
+    for (int i = 0; i < LAST; i++) mean += 0.5 * (q[i] + q[i + 1]) / LAST;
+    for (int i = 0; i <= LAST; i++) q[i] /= mean;
+    return mean;
 }

@@ -10,8 +10,8 @@
  *    once a chunk.
  * All coefficients are >= 0: the non-negative least squares of relative errors over the measured
  * points, by cyclic coordinate descent. A step's own time is its mean times a factor drawn from
- * the measured distribution of (time of a run / mean of its point); draws are independent, so the
- * slow minutes of a machine that others use, too, are not in it.
+ * the measured distribution of (time of a run / middle of its point) over its mean; draws are
+ * independent, so the slow minutes of a machine that others use, too, are not in it.
  *
  * Thread: immutable once made. */
 #ifndef HD_SIM_COST_H
@@ -57,8 +57,9 @@ typedef struct hd_cost_point {
 /* Fills the formula and its errors from the points; the rest of *c is kept. The knots are the row
  * counts of the fitted points. HD_E_INVALID: no points, more knots than fit. */
 HD_MUST_CHECK hd_status hd_cost_fit(hd_cost *c, const hd_cost_point *point, int n);
-/* Fills the quantiles from factors, which are sorted and scaled to mean 1. */
-void hd_cost_spread(hd_cost *c, double *factor, int n);
+/* Fills the quantiles from factors, which are sorted, and whose mean is returned: the quantiles are
+ * those over it, and their linear interpolation keeps the mean of either end. */
+double hd_cost_spread(hd_cost *c, double *factor, int n);
 
 void hd_cost_write(const hd_cost *c, hd_buf *out); /* a JSON object and a newline */
 /* HD_E_CORRUPT names the key, expected and found. name is for messages. */

@@ -30,7 +30,7 @@ test('a profile is measured', () => {
   const c = JSON.parse(readFileSync(cost, 'utf8'));
   assert.equal(c.kind, 'hadal cost profile');
   assert.equal(c.kv_bytes_per_token, 4608);
-  assert.deepEqual(c.rows, [1, 2, 4, 8, 32, 40]);
+  assert.deepEqual(c.rows, [1, 2, 4, 8, 16, 32, 40]);
   assert.ok(c.points > 15 && c.other_points > 0);
 });
 

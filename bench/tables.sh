@@ -12,6 +12,16 @@ mkdir -p "$OUT"
 say() { printf '\n### %s\n' "$*"; }
 sim() { say "$@"; "$HADAL" sim --cost "$COST" --seed 1 "$@"; }
 compare() { say "$@"; "$HADAL" bench compare "$@" --seed 1; }
+start_server() { # options; its process is $server
+    rm -f "$OUT/port"
+    "$HADAL" serve -m "$MODEL" -t 1 --port 0 --port-file "$OUT/port" "$@" >"$OUT/serve.log" 2>&1 &
+    server=$!
+    trap 'kill $server 2>/dev/null || :' EXIT
+    until curl -sf "http://127.0.0.1:$(cat "$OUT/port" 2>/dev/null)/health" >/dev/null; do
+        kill -0 $server
+        sleep 0.2
+    done
+}
 spread_load='--num-prompts 300 --request-rate 60 --random-input-len 128 --random-output-len 48 --random-range-ratio 0.8'
 
 cost() { "$HADAL" bench "$MODEL" --save-cost "$COST" -t 1 --clock processor --seconds 0.3; }
@@ -84,26 +94,33 @@ order() {
         "$HADAL" bench --attention -t 1 --depth 4096 --batch 1,16 --prompt 64 --seconds 0.5 --block-size $b
     done
 }
-# 32 sequences that decode, alone; with a long prompt; and with that in one step.
+# 32 sequences that decode, alone; with a long prompt; and with that in one step, which 32 gaps between tokens meet: more than 1 % of
+# them for answers of 100 tokens, so that p99 shows it. Then what a step's activations take: the log of a server that starts.
 isolation() {
-    printf '%s\n' $HEADER >"$OUT/quiet.csv"
-    awk 'BEGIN { for (i = 0; i < 32; i++) print "0,16,200,,,standard" }' >>"$OUT/quiet.csv"
-    { cat "$OUT/quiet.csv"; echo "0.5,$LONG,1,,,standard"; } >"$OUT/disturbed.csv"
-    sim --trace "$OUT/quiet.csv"
-    sim --trace "$OUT/disturbed.csv"
-    sim --trace "$OUT/disturbed.csv" --no-enable-chunked-context --max-num-batched-tokens "$LONG"
+    for n in 200 100; do
+        printf '%s\n' $HEADER >"$OUT/quiet.csv"
+        awk -v n=$n 'BEGIN { for (i = 0; i < 32; i++) printf "0,16,%d,,,standard\n", n }' >>"$OUT/quiet.csv"
+        { cat "$OUT/quiet.csv"; echo "0.5,$LONG,1,,,standard"; } >"$OUT/disturbed.csv"
+        sim --trace "$OUT/quiet.csv"
+        sim --trace "$OUT/disturbed.csv"
+        sim --trace "$OUT/disturbed.csv" --no-enable-chunked-context --max-num-batched-tokens "$LONG"
+    done
+    for n in 512 "$LONG"; do
+        say "workspace of a step of $n tokens"
+        start_server --max-num-batched-tokens "$n"
+        grep -o 'workspace_bytes[^,} ]*' "$OUT/serve.log"
+        kill $server
+        wait $server || :
+    done
 }
 # The server over HTTP at its limit and at three times that. One thread computes; the other core is for HTTP and the client.
 live() {
-    "$HADAL" serve -m "$MODEL" -t 1 --port 0 --port-file "$OUT/port" --slo standard:wait:8000 >"$OUT/serve.log" 2>&1 &
-    server=$!
-    trap 'kill $server' EXIT
-    until curl -sf "http://127.0.0.1:$(cat "$OUT/port" 2>/dev/null)/health" >/dev/null; do sleep 0.2; done
+    start_server --slo standard:wait:8000
     for r in "$RATE" $((3 * RATE)); do
         say "$r requests/s for $SECONDS_LIVE s"
         "$HADAL" bench serve --base-url "http://127.0.0.1:$(cat "$OUT/port")" --request-rate "$r" --num-prompts $((SECONDS_LIVE * r)) \
             --random-input-len 128 --random-output-len 48 --random-range-ratio 0.8 --seed 1 --goodput ttft:10000,tpot:250
-        curl -s "http://127.0.0.1:$(cat "$OUT/port")/metrics" | grep -E '^(hadal_(requests_refused|deadlines_lost)|vllm:(prompt_tokens|generation_tokens|num_preempt))'
+        curl -s "http://127.0.0.1:$(cat "$OUT/port")/metrics" | grep -E '^(hadal_(requests_refused|refusal_seconds|deadlines_lost)|vllm:(prompt_tokens|generation_tokens|num_preempt))'
     done
 }
 if [ $# -gt 0 ]; then parts=$*; else parts='cost fidelity static priority lengths elastic overload prefixes order isolation live'; fi

@@ -27,7 +27,7 @@
  * Decoding sequences come first, one row each; then prompt chunks in order of rank, as many rows as
  * the token budget has and, when step times are known, as keep the step's predicted P95 within the
  * tolerance of those who decode in it. The tolerance is wider when the most urgent prompt would be
- * late otherwise, or more load is forecast than the machine can do.
+ * late otherwise, or others wait and more load is forecast than the machine can do.
  *
  * Where compact_page_max allows it, pages of a running sequence are moved now and then, so that
  * they lie side by side: the batch says which are copied where before its rows are computed.

@@ -164,7 +164,8 @@ static void plan_decodes(hd_sched *s, struct plan *p) {
 static int64_t bound_of(const hd_sched *s, const struct plan *p, const hd_seq *q) {
     int64_t bound = s->c.step_max_ns > 0 ? s->c.step_max_ns : INT64_MAX;
     int64_t left_ns = (int64_t)((double)q->prompt_ns * (q->n_tok - q->n_computed) / q->n_prompt);
-    bool is_late = p->is_pressed || p->now_ns + left_ns > q->due_ns;
+    bool others_wait = s->n_waiting > (q->state == HD_SEQ_WAITING);
+    bool is_late = (p->is_pressed && others_wait) || p->now_ns + left_ns > q->due_ns;
     for (int k = 0; k < HD_SERVICE_COUNT && p->decode_ns > 0; k++) {
         if (!(p->decoding >> k & 1)) continue;
         double ns = (double)p->decode_ns * s->target[k].slowdown;

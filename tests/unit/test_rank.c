@@ -497,6 +497,42 @@ static void the_wait_knows_what_is_asked_for(void **state) {
     }
 }
 
+/* More load is forecast than the machine can do. The longest step beside a long prompt, in steps of
+ * the decoding rows alone. */
+static double longest_under_load(bool somebody_waits) {
+    hd_sched_config c = config();
+    c.n_seq_max = 9;
+    c.elastic = true;
+    world w;
+    open_world(&w, c);
+    hd_seq *q[10];
+    for (int i = 0; i < 8; i++) q[i] = submit_as(&w, 8, 4000, HD_SERVICE_STANDARD);
+    step(&w);
+    int64_t alone_ns = step(&w), longest_ns = 0;
+    for (int i = 0; i < 200; i++) {
+        hd_seq *gone = submit_as(&w, 2000, 1, HD_SERVICE_STANDARD);
+        hd_sched_finish(w.s, gone);
+        hd_seq_free(gone);
+    }
+    for (int64_t from_ns = w.now_ns; w.now_ns - from_ns < INT64_C(1100) * MS;) step(&w);
+    int n = somebody_waits ? 10 : 9;
+    for (int i = 8; i < n; i++) q[i] = submit_as(&w, 8000, 1, HD_SERVICE_STANDARD);
+    while (hd_seq_get_state(q[8]) != HD_SEQ_DONE) {
+        int64_t ns = step(&w);
+        if (ns > longest_ns) longest_ns = ns;
+    }
+    run_out(&w);
+    for (int i = 0; i < n; i++) hd_seq_free(q[i]);
+    close_world(&w);
+    return (double)longest_ns / (double)alone_ns;
+}
+
+static void a_step_is_stretched_for_those_who_wait(void **state) {
+    (void)state;
+    assert_true(longest_under_load(false) <= 2.1);
+    assert_true(longest_under_load(true) > 3);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(classes_go_before_each_other),
@@ -510,6 +546,7 @@ int main(void) {
         cmocka_unit_test(those_of_one_beginning_follow_one_another),
         cmocka_unit_test(a_favourite_passes_for_a_while),
         cmocka_unit_test(prompts_leave_decoders_their_pace),
+        cmocka_unit_test(a_step_is_stretched_for_those_who_wait),
         cmocka_unit_test(the_wait_knows_what_is_asked_for),
         cmocka_unit_test(steps_keep_their_bound),
         cmocka_unit_test(late_prompts_get_more),

@@ -1,8 +1,7 @@
 // Attention of few rows a sequence over a cache of codes (FP8, INT8), which attn_decode.cu splits
-// over blocks: the codes pass through shared memory as they are. Where there are units for FP8
-// (from compute capability 8.9 on) they multiply FP8 codes; queries and weights are sums of two
-// E4M3 terms then, as right as BF16. Else codes become F16 in registers, which holds each of them
-// exactly.
+// over blocks: the codes pass through shared memory as they are and become F16 in registers, which
+// holds each of them exactly; queries and weights are rounded to F16. (mma.sync of E4M3 is no
+// faster: sm_90 makes F16 of its operands, too, and of each anew for every product.)
 //
 // Scales are not multiplied with codes. A warp has the keys' elements of one group of codes: its
 // sum of a position is multiplied by that group's scale. Its columns of the values are of one
@@ -41,71 +40,57 @@ static __device__ __forceinline__ void half_product(float c[4], const uint32_t a
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Four E4M3 codes, exactly: the first two, and the last two.
+[[maybe_unused]] static __device__ __forceinline__ void
+halves_of_e4m3(uint32_t codes, uint32_t *first, uint32_t *second) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    asm("{.reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.rn.f16x2.e4m3x2 %0, l;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, h;}"
+        : "=r"(*first), "=r"(*second)
+        : "r"(codes));
+#endif
+}
+
 static __device__ __forceinline__ uint32_t half_pair(float low, float high) {
     uint32_t r;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
 }
 
+// Whether codes become F16 by an instruction of their own; else by moving bits, which makes 2^-8 of
+// an E4M3 value.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-template <int T> constexpr bool has_units = T == HD_KV_FP8;
+[[maybe_unused]] constexpr bool HAS_CONVERSION = true;
 #else
-template <int T> constexpr bool has_units = false;
+[[maybe_unused]] constexpr bool HAS_CONVERSION = false;
 #endif
 
-// What codes as operands are to be multiplied with, the power of two that queries are brought to,
-// and the one that weights are multiplied with.
-template <int T> constexpr float code_unit = T == HD_KV_FP8 && !has_units<T> ? 256 : 1;
-template <int T> constexpr int query_exponent = has_units<T> ? 7 : 10;
-template <int T> constexpr int weight_exponent = has_units<T> ? 7 : 0;
+// What codes as operands are to be multiplied with, and the power of two that queries are brought
+// to.
+template <int T> constexpr float code_unit = T == HD_KV_FP8 && !HAS_CONVERSION ? 256 : 1;
+constexpr int QUERY_EXPONENT = 10;
 
-// c += A B of E4M3: A [16, 32], B [32, 8]; lane 4g+t holds of A's rows g and g+8, and of B's column
-// g, the elements 4t .. 4t+3 of each sixteen.
-static __device__ __forceinline__ void fp8_product(float c[4], const uint32_t a[4], uint32_t b0,
-                                                   uint32_t b1) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
-}
-
-// Four values as two E4M3 terms each.
-static __device__ __forceinline__ void fp8_terms(const float v[4], uint32_t *first,
-                                                 uint32_t *second) {
-    float rest[4];
-    *first =
-        (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(v[0], v[1]), __NV_SATFINITE, __NV_E4M3) |
-        (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(v[2], v[3]), __NV_SATFINITE, __NV_E4M3)
-            << 16;
-    e4m3_values4(*first, rest);
-#pragma unroll
-    for (int i = 0; i < 4; i++) rest[i] = v[i] - rest[i];
-    *second =
-        (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(rest[0], rest[1]), __NV_SATFINITE,
-                                           __NV_E4M3) |
-        (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(rest[2], rest[3]), __NV_SATFINITE, __NV_E4M3)
-            << 16;
-}
-
-// Four codes as F16, the even bytes and the odd ones: E4M3's bits are those of a value that is 2^-8
-// of the code, those of 1024 and a byte without a sign are known.
-template <int T>
-static __device__ __forceinline__ void halves_of_codes(uint32_t codes, uint32_t *even,
-                                                       uint32_t *odd) {
-    if constexpr (T == HD_KV_FP8) {
+// Four codes as F16: the first two and the last two of them, or those of the even bytes and of the
+// odd ones. Of an integer the bits of 1024 and a byte without a sign are known.
+template <int T, bool IS_APART>
+static __device__ __forceinline__ void halves_of_codes(uint32_t codes, uint32_t *first,
+                                                       uint32_t *second) {
+    if constexpr (T == HD_KV_FP8 && HAS_CONVERSION) {
+        if (IS_APART) codes = __byte_perm(codes, 0, 0x3120);
+        halves_of_e4m3(codes, first, second);
+    } else if constexpr (T == HD_KV_FP8) {
+        if (!IS_APART) codes = __byte_perm(codes, 0, 0x3120);
         uint32_t low = codes << 8;
-        *even = (low >> 1 & 0x3f803f80u) | (low & 0x80008000u);
-        *odd = (codes >> 1 & 0x3f803f80u) | (codes & 0x80008000u);
+        *first = (low >> 1 & 0x3f803f80u) | (low & 0x80008000u);
+        *second = (codes >> 1 & 0x3f803f80u) | (codes & 0x80008000u);
     } else {
         codes ^= 0x80808080u;
         const __half2 middle = __half2half2(__ushort_as_half(0x6480)); // 1024 + 128
-        uint32_t e = __byte_perm(codes, 0x64646464u, 0x4240),
-                 o = __byte_perm(codes, 0x64646464u, 0x4341);
-        __half2 he = __hsub2(*(const __half2 *)&e, middle),
-                ho = __hsub2(*(const __half2 *)&o, middle);
-        *even = *(const uint32_t *)&he, *odd = *(const uint32_t *)&ho;
+        uint32_t a = __byte_perm(codes, 0x64646464u, IS_APART ? 0x4240 : 0x4140),
+                 b = __byte_perm(codes, 0x64646464u, IS_APART ? 0x4341 : 0x4342);
+        __half2 ha = __hsub2(*(const __half2 *)&a, middle),
+                hb = __hsub2(*(const __half2 *)&b, middle);
+        *first = *(const uint32_t *)&ha, *second = *(const uint32_t *)&hb;
     }
 }
 
@@ -201,7 +186,7 @@ static __device__ __forceinline__ void load_code_queries(const hd_cuda_attn &a, 
         top = fmaxf(top, shuffle_xor(top, 1));
         top = fmaxf(top, shuffle_xor(top, 2));
         // The power of two that brings top to that of query_exponent; one that has an inverse.
-        int exponent = 254 + query_exponent<S::T> - (int)(__float_as_uint(top) >> 23);
+        int exponent = 254 + QUERY_EXPONENT - (int)(__float_as_uint(top) >> 23);
         exponent = max(1, min(253, exponent));
         float factor = __uint_as_float((uint32_t)exponent << 23);
         q->unit[i] = __uint_as_float((uint32_t)(254 - exponent) << 23) * code_unit<S::T>;
@@ -212,13 +197,8 @@ static __device__ __forceinline__ void load_code_queries(const hd_cuda_attn &a, 
             for (int c = 0; c < 4; c++) v[k][c] *= factor;
 #pragma unroll
         for (int k = 0; k < S::KS; k++) {
-            if constexpr (has_units<S::T>) { // [2e], [2e + 1]: terms of step e of 32
-                fp8_terms(v[k], &q->code[k / 2 * 2][k % 2 * 2 + i],
-                          &q->code[k / 2 * 2 + 1][k % 2 * 2 + i]);
-            } else {
-                q->code[k][i] = half_pair(v[k][0], v[k][2]);
-                q->code[k][2 + i] = half_pair(v[k][1], v[k][3]);
-            }
+            q->code[k][i] = half_pair(v[k][0], v[k][1]);
+            q->code[k][2 + i] = half_pair(v[k][2], v[k][3]);
         }
         float x[2][2] = {};
         if (S::IS_LATENT && h < n_head)
@@ -253,19 +233,15 @@ static __device__ __forceinline__ void code_products(const code_queries<S> &q, u
     line += (uint32_t)(16 * warp * S::KS);
 #pragma unroll
     for (int e = 0; e < S::KS; e += 2) {
-        uint32_t codes[2][4], even, odd;
+        uint32_t codes[2][4], first, second;
         load_four(codes[0], line + (uint32_t)(16 * e));
         load_four(codes[1], line + (uint32_t)(16 * e + 16));
 #pragma unroll
         for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int j = 0; j < TILE / 8; j++) {
-                if constexpr (has_units<S::T>) {
-                    fp8_product(s[j], q.code[e + 1 - i], codes[0][j], codes[1][j]);
-                } else {
-                    halves_of_codes<S::T>(codes[i][j], &even, &odd);
-                    half_product(s[j], q.code[e + i], even, odd);
-                }
+                halves_of_codes<S::T, false>(codes[i][j], &first, &second);
+                half_product(s[j], q.code[e + i], first, second);
             }
     }
 #pragma unroll
@@ -301,16 +277,16 @@ static __device__ __forceinline__ void code_values(const float weight[TILE / 8][
         for (int c = 0; c < 2; c++) top = max(top, (int)__float_as_uint(scale[j][c]));
     top = max(top, shuffle_xor(top, 1));
     top = max(top, shuffle_xor(top, 2));
-    int now = max(*exponent, max(weight_exponent<S::T> + 1, min(top >> 23, 253)));
+    int now = max(*exponent, max(1, min(top >> 23, 253)));
     int ago = now - *exponent;
-    float relative = __uint_as_float((uint32_t)(254 + weight_exponent<S::T> - now) << 23);
+    float relative = __uint_as_float((uint32_t)(254 - now) << 23);
     float older = ago < 127 ? __uint_as_float((uint32_t)(127 - ago) << 23) : 0;
     *exponent = now;
 #pragma unroll
     for (int j = 0; j < S::NV; j++)
 #pragma unroll
         for (int c = 0; c < 4; c++) out[j][c] *= keep[c / 2] * older;
-    uint32_t p[TILE / 16][4]; // steps of sixteen positions, or terms of all
+    uint32_t p[TILE / 16][4]; // steps of sixteen positions
 #pragma unroll
     for (int j = 0; j < TILE / 8; j += 2)
 #pragma unroll
@@ -319,37 +295,20 @@ static __device__ __forceinline__ void code_values(const float weight[TILE / 8][
 #pragma unroll
             for (int c = 0; c < 4; c++)
                 w[c] = weight[j + c / 2][2 * i + c % 2] * (scale[j + c / 2][c % 2] * relative);
-            if constexpr (has_units<S::T>) {
-                fp8_terms(w, &p[0][j + i], &p[1][j + i]);
-            } else {
-                p[j / 2][i] = half_pair(w[0], w[1]);
-                p[j / 2][2 + i] = half_pair(w[2], w[3]);
-            }
+            p[j / 2][i] = half_pair(w[0], w[1]);
+            p[j / 2][2 + i] = half_pair(w[2], w[3]);
         }
     uint32_t line = v + (uint32_t)((8 * id + r8) * S::LINE + warp * S::NV * 8);
 #pragma unroll
     for (int j = 0; j < S::NV / 2; j++) {
         uint32_t codes[4], even[4], odd[4];
         load_four_transposed(codes, line + (uint32_t)(16 * j));
-        if constexpr (has_units<S::T>) {
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                even[i] = __byte_perm(codes[2 * i], codes[2 * i + 1], 0x6420);
-                odd[i] = __byte_perm(codes[2 * i], codes[2 * i + 1], 0x7531);
-            }
+        for (int i = 0; i < 4; i++) halves_of_codes<S::T, true>(codes[i], &even[i], &odd[i]);
 #pragma unroll
-            for (int i = 1; i >= 0; i--) {
-                fp8_product(out[2 * j], p[i], even[0], even[1]);
-                fp8_product(out[2 * j + 1], p[i], odd[0], odd[1]);
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < 4; i++) halves_of_codes<S::T>(codes[i], &even[i], &odd[i]);
-#pragma unroll
-            for (int e = 0; e < TILE / 16; e++) {
-                half_product(out[2 * j], p[e], even[2 * e], even[2 * e + 1]);
-                half_product(out[2 * j + 1], p[e], odd[2 * e], odd[2 * e + 1]);
-            }
+        for (int e = 0; e < TILE / 16; e++) {
+            half_product(out[2 * j], p[e], even[2 * e], even[2 * e + 1]);
+            half_product(out[2 * j + 1], p[e], odd[2 * e], odd[2 * e + 1]);
         }
     }
 }
@@ -369,7 +328,7 @@ static __device__ __forceinline__ void store_codes(const hd_cuda_attn &a, const 
         l += shuffle_xor(l, 2);
         int h = g + 8 * i;
         if (h >= n_head) continue;
-        float factor = __uint_as_float((uint32_t)(exponent - weight_exponent<S::T>) << 23);
+        float factor = __uint_as_float((uint32_t)exponent << 23);
         factor *= code_unit<S::T>;
         float *to =
             a.out + ((size_t)w.s.row * (size_t)a.n_head + (size_t)(head0 + h)) * (size_t)a.n_v;

@@ -106,8 +106,6 @@ static void describe(void *ctx, hd_buf *b) {
                      c->prop.name, c->prop.major, c->prop.minor, c->prop.multiProcessorCount,
                      (double)c->prop.totalGlobalMem / (double)(1 << 30), CUDART_VERSION / 1000,
                      CUDART_VERSION % 1000 / 10, c->driver / 1000, c->driver % 1000 / 10);
-    if (c->prop.major < 9)
-        hd_cuda_add_text(b, ", no FP8 units: codes of a cache are multiplied as F16");
 }
 
 static bool supports(void *ctx, enum hd_op op, enum hd_format f) {

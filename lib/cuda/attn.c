@@ -46,17 +46,18 @@ static void run_heads(hd_cuda *c, const hd_weight *w, const float *x, size_t x_w
                       int n_row) {
     const hd_cuda_mat *m = hd_cuda_mat_of(w);
     size_t n_head = (size_t)m->n_mat, y_width = (size_t)m->n_out;
-    hd_cuda_run_mul(&(hd_cuda_mul){.w = *m,
-                                   .x = x,
-                                   .ldx = n_head * x_width,
-                                   .x_mat = x_width,
-                                   .y = y,
-                                   .ldy = n_head * y_width,
-                                   .y_mat = y_width,
-                                   .n_row = n_row,
-                                   .is_rounded = hd_cuda_rounds(c, m->format),
-                                   .is_ordered = c->is_deterministic},
-                    1, c->stream);
+    hd_cuda_multiply(c,
+                     &(hd_cuda_mul){.w = *m,
+                                    .x = x,
+                                    .ldx = n_head * x_width,
+                                    .x_mat = x_width,
+                                    .y = y,
+                                    .ldy = n_head * y_width,
+                                    .y_mat = y_width,
+                                    .n_row = n_row,
+                                    .is_rounded = hd_cuda_rounds(c, m->format),
+                                    .is_ordered = c->is_deterministic},
+                     1, n_row);
 }
 
 /* Whether units of attention get a task each: few rows, long sequences, room for the parts. */

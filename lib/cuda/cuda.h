@@ -6,6 +6,7 @@
 #define HD_CUDA_H
 
 #include "cuda/attn.h"
+#include "cuda/codes.h"
 #include "dev/draw.h"
 #include "dev/plugin.h"
 
@@ -68,14 +69,15 @@ typedef struct hd_cuda {
     float *normed; /* [max(R, n_out), max(D, q_lora)] */
     float *a;      /* [R, max(q_lora, d_ff, H*n_v)] between two products */
     size_t a_floats;
-    float *kv;     /* [R, n_c+n_rope]; GQA: [2, R, n_kv] */
-    float *score;  /* [R, E] */
-    float *hidden; /* [R*n_used, d_expert] */
-    float *picked; /* [R*n_used, D] */
-    float *shared; /* [R, D] */
-    float *q_abs;  /* [wave, H, n_c] absorbed queries */
-    float *u;      /* [wave, H, n_c] weighted latents */
-    float *part;   /* [part_floats] units of attention, or parts */
+    float *kv;           /* [R, n_c+n_rope]; GQA: [2, R, n_kv] */
+    float *score;        /* [R, E] */
+    float *hidden;       /* [R*n_used, d_expert] */
+    float *picked;       /* [R*n_used, D] */
+    float *shared;       /* [R, D] */
+    float *q_abs;        /* [wave, H, n_c] absorbed queries */
+    float *u;            /* [wave, H, n_c] weighted latents */
+    hd_cuda_codes codes; /* at NULL: no product takes that way */
+    float *part;         /* [part_floats] units of attention, or parts */
     size_t part_floats;
     enum hd_cuda_flash_rule flash_rule;
     int n_room;         /* positions whose keys and values are expanded at a time, 0: none */
@@ -195,6 +197,9 @@ void hd_cuda_forms_fini(hd_cuda *c);
 void hd_cuda_forms_make(hd_cuda *c, const hd_batch *b);
 
 /* ---- ops.c: enqueue now; memory.c, step.c ---- */
+
+/* hd_cuda_run_mul, or mul_fp8_wgmma.cu instead; n_row: of the step, or of its outputs. */
+void hd_cuda_multiply(const hd_cuda *c, const hd_cuda_mul *m, int n, int n_row);
 
 #define HD_OP(name, what) void hd_cuda_now_##name(void *ctx, const struct hd_op_##name *args);
 #include "dev/op.def"

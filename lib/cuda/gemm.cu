@@ -19,12 +19,16 @@ extern "C" cudaError_t hd_cuda_make_map(const hd_cuda_mat *w, void *map) {
     if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
     alignas(64) CUtensorMap m;
     static_assert(sizeof m == HD_CUDA_MAP_BYTES, "the driver's type");
-    cuuint64_t size[3] = {w->row_bytes / 2, (cuuint64_t)w->n_out, (cuuint64_t)w->n_mat};
+    bool is_fp8 = w->format == HD_F8_B128; // boxes of 128 bytes, either way
+    cuuint64_t each = is_fp8 ? 1 : 2;
+    cuuint64_t size[3] = {w->row_bytes / each, (cuuint64_t)w->n_out, (cuuint64_t)w->n_mat};
     cuuint64_t stride[2] = {w->row_bytes, w->mat_bytes};
-    cuuint32_t box[3] = {64, HD_CUDA_BOX_ROWS, 1}, step[3] = {1, 1, 1};
-    CUresult r = encode(&m, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)w->data, size, stride, box,
-                        step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    cuuint32_t box[3] = {(cuuint32_t)(128 / each), HD_CUDA_BOX_ROWS, 1}, step[3] = {1, 1, 1};
+    CUresult r =
+        encode(&m, is_fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
+               (void *)w->data, size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS) return cudaErrorInvalidValue;
     memcpy(map, &m, sizeof m);
     return cudaSuccess;

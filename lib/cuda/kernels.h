@@ -44,7 +44,7 @@ enum {
     HD_CUDA_FP8_BLOCK = 1024,    /* codes of a block of such weights on the device, */
     HD_CUDA_FP8_BYTES = 1056,    /* and its bytes */
     HD_CUDA_MAP_BYTES = 128,
-    HD_CUDA_BOX_ROWS = 64,  /* of a weight, 64 inputs each: what its map copies at a time */
+    HD_CUDA_BOX_ROWS = 64,  /* of a weight, 128 bytes each: what its map copies at a time */
     HD_CUDA_SORT_ROWS = 256 /* of a block of hd_cuda_run_sort_many */
 };
 
@@ -58,7 +58,7 @@ typedef struct hd_cuda_mat {
     enum hd_format format;
     int n_in, n_out, n_mat;
     size_t row_bytes, mat_bytes;
-    const void *map; /* of BF16 matrices, on the host: a CUtensorMap of boxes; NULL: none */
+    const void *map; /* of BF16 and FP8 matrices, on the host: a CUtensorMap of boxes, or NULL */
     bool is_decoded; /* written anew before each use */
 } hd_cuda_mat;
 

@@ -56,6 +56,20 @@ static void lay_out_expanded(cut *k, hd_cuda *c, const hd_dev_limits *l) {
     c->flash_state = floats(k, n_state);
 }
 
+/* Inputs of products with FP8 weights, as hd_cuda_run_mul_codes has them: of one launch at most. */
+static void lay_out_codes(cut *k, hd_cuda *c, const hd_dev_limits *l) {
+    size_t n_row = least((size_t)l->n_row, HD_CUDA_FP8_ROWS), n_head = (size_t)l->n_head;
+    size_t wide = most(most((size_t)l->d_model, (size_t)l->q_lora), (size_t)l->d_ff);
+    wide = most(wide, n_head * (size_t)l->n_v);
+    size_t expert = most((size_t)l->d_model, (size_t)l->d_expert);
+    size_t n = wide + (size_t)l->n_used * expert;
+    n = n_row * most(n, n_head * most((size_t)l->n_c, (size_t)l->n_nope));
+    c->codes = (hd_cuda_codes){0};
+    if (!c->gemm.is_sm90 || !hd_cuda_streams_fp8(c, HD_F8_B128)) return;
+    c->codes.n_byte = 2 * n + n / 32 + 512;
+    c->codes.at = take(k, c->codes.n_byte, 1);
+}
+
 static void lay_out(cut *k, hd_cuda *c, const hd_dev_limits *l) {
     const size_t wave_floats = (size_t)64 << 20;
     size_t n_row = (size_t)l->n_row, d = (size_t)l->d_model, n_head = (size_t)l->n_head;
@@ -82,6 +96,7 @@ static void lay_out(cut *k, hd_cuda *c, const hd_dev_limits *l) {
     c->n_tile = take(k, 1, sizeof *c->n_tile);
     c->count = take(k, (n_row / HD_CUDA_SORT_ROWS + 1) * n_expert, sizeof *c->count);
     c->n_ended = take(k, n_row, sizeof *c->n_ended);
+    lay_out_codes(k, c, l);
 }
 
 static hd_status check_limits(const hd_cuda *c, const hd_dev_limits *l) {
@@ -197,7 +212,8 @@ hd_status hd_cuda_prepare(void *ctx, hd_weight *w) {
     }
     hd_cuda_mat *kept = hd_alloc(sizeof *kept + HD_CUDA_MAP_BYTES);
     *kept = m;
-    if (m.format == HD_BF16 && hd_cuda_make_map(kept, kept + 1) == cudaSuccess)
+    if ((m.format == HD_BF16 || m.format == HD_F8_B128) &&
+        hd_cuda_make_map(kept, kept + 1) == cudaSuccess)
         kept->map = kept + 1;
     w->prepared = kept;
     return HD_OK;

@@ -2,7 +2,8 @@
  *
  * Which kernel a product y = W x of R rows takes, the first that can:
  *
- * - mul_fp8.cu: it rounds, weights are FP8, R <= HD_CUDA_FP8_ROWS, a row's inputs have room in
+ * - mul_fp8_wgmma.cu, from HD_CUDA_CODE_MIN rows on where there are warpgroup products, and
+ *   mul_fp8.cu: it rounds, weights are FP8, R <= HD_CUDA_FP8_ROWS, a row's inputs have room in
  *   shared memory; not under --deterministic.
  * - many.c: it rounds, weights are BF16 and R >= HD_CUDA_GEMM_MIN, or they have room to be decoded
  *   and R >= HD_CUDA_GEMM_CODED_MIN (an expert: HD_CUDA_GEMM_PICKS rows, too, in the mean).
@@ -29,11 +30,27 @@ static hd_cuda_mul mul_of(const hd_cuda *c, const hd_weight *w, const float *x, 
                          .is_ordered = c->is_deterministic};
 }
 
+/* Whether mul_fp8_wgmma.cu takes them, in a step of n_row rows; *room is its then. */
+static bool is_coded(const hd_cuda *c, const hd_cuda_mul *m, int n, int n_row,
+                     hd_cuda_codes *room) {
+    *room = c->codes;
+    room->n_x = n_row;
+    return n_row >= HD_CUDA_CODE_MIN && hd_cuda_can_mul_codes(m, n, room);
+}
+
+void hd_cuda_multiply(const hd_cuda *c, const hd_cuda_mul *m, int n, int n_row) {
+    hd_cuda_codes room;
+    if (is_coded(c, m, n, n_row, &room))
+        hd_cuda_run_mul_codes(m, n, &room, c->stream);
+    else
+        hd_cuda_run_mul(m, n, c->stream);
+}
+
 static void run_mul(hd_cuda *c, const hd_weight *w, const float *x, float *y, int n_row,
                     enum hd_cuda_into into) {
     hd_cuda_mul m = mul_of(c, w, x, y, n_row);
     m.into = into;
-    hd_cuda_run_mul(&m, 1, c->stream);
+    hd_cuda_multiply(c, &m, 1, n_row);
 }
 
 static void norm(hd_cuda *c, hd_cuda_norm a) { hd_cuda_run_norm(&a, c->stream); }
@@ -49,7 +66,7 @@ static void run_normed(hd_cuda *c, hd_cuda_norm a, hd_cuda_mul *m, int n) {
         if (is_fused) m[i].norm = a.w, m[i].eps = a.eps, m[i].x_row = a.ix;
     }
     if (!is_fused) norm(c, a);
-    hd_cuda_run_mul(m, n, c->stream);
+    hd_cuda_multiply(c, m, n, a.n_row);
 }
 
 void hd_cuda_now_embed(void *ctx, const struct hd_op_embed *args) {
@@ -95,7 +112,7 @@ void hd_cuda_now_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
     run_mul(c, a->q, c->normed, a->q_out, n_row, HD_CUDA_STORE);
     const hd_cuda_mul kv[2] = {mul_of(c, a->k, c->normed, k, n_row),
                                mul_of(c, a->v, c->normed, v, n_row)};
-    hd_cuda_run_mul(kv, 2, c->stream);
+    hd_cuda_multiply(c, kv, 2, n_row);
     hd_cuda_run_gqa_finish(a, k, v, c->kv_lost, c->stream);
 }
 
@@ -204,8 +221,18 @@ static bool has_stream_tiles(const hd_cuda *c, const struct hd_op_moe *a) {
     return true;
 }
 
+/* Whether the products of a and both weights are hd_cuda_run_mul_codes'. */
+static bool has_code_tiles(const hd_cuda *c, const struct hd_op_moe *a) {
+    enum { ROWS = HD_CUDA_CODE_TILE };
+    hd_cuda_mul m[2];
+    hd_cuda_codes room;
+    return is_coded(c, m, gate_and_up(c, a, ROWS, m), a->n_row, &room) &&
+           is_coded(c, m, down(c, a, ROWS, m), a->n_row, &room);
+}
+
 static int tile_rows_of(const hd_cuda *c, const struct hd_op_moe *a, bool has_order) {
     if (a->n_row < HD_CUDA_FEW_ROWS) return a->n_row; /* an expert has one tile, of any size */
+    if (!has_order && has_code_tiles(c, a)) return HD_CUDA_CODE_TILE;
     bool has_room = hd_cuda_fp8_rows(a->d_model) >= HD_CUDA_FP8_TILE &&
                     hd_cuda_fp8_rows(a->down->n_in) >= HD_CUDA_FP8_TILE;
     if (!has_order && has_room && a->n_row <= HD_CUDA_FP8_ROWS &&
@@ -237,8 +264,8 @@ void hd_cuda_rows_moe(hd_cuda *c, const struct hd_op_moe *args) {
     sort.expert0 = a->expert0;
     if (!has_order) hd_cuda_run_sort(&sort, c->stream);
     hd_cuda_mul m[2];
-    hd_cuda_run_mul(m, gate_and_up(c, a, tile_rows, m), c->stream);
-    hd_cuda_run_mul(m, down(c, a, tile_rows, m), c->stream);
+    hd_cuda_multiply(c, m, gate_and_up(c, a, tile_rows, m), a->n_row);
+    hd_cuda_multiply(c, m, down(c, a, tile_rows, m), a->n_row);
     hd_cuda_run_combine(&(hd_cuda_combine){.y = c->picked,
                                            .weight = a->weight,
                                            .shared = a->shared_gate ? c->shared : NULL,

@@ -20,7 +20,7 @@ static hd_dev_limits limits(void) {
                            .n_out = ROW_MAX,
                            .d_model = 320,
                            .n_vocab = 300,
-                           .d_ff = 320,
+                           .d_ff = 1152,
                            .d_expert = 96,
                            .n_expert = 12,
                            .n_used = 4,
@@ -132,7 +132,11 @@ static void products_of_many_rows(void **state) {
                        n_rows[i]);
             check_proj(formats[f], 320, n_outs[i], n_rows[i]);
         }
-    for (int i = 0; i < 4; i++) check_proj(HD_F8_B128, i % 2 ? 128 : 256, n_outs[i], n_rows[i]);
+    for (int i = 0; i < 4; i++) {
+        check_proj(HD_F8_B128, i % 2 ? 128 : 256, n_outs[i], n_rows[i]);
+        check_proj(HD_F8_B128, 1152, n_outs[i], n_rows[i]);
+        check_proj(HD_F8_B128, 1152, n_outs[3 - i], 8 + 8 * i);
+    }
 }
 
 static void products_of_odd_width(void **state) {

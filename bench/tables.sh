@@ -2,13 +2,24 @@
 # The tables of docs/benchmarks.md about scheduling, one part after the other or those that are named:
 #   bench/tables.sh [cost fidelity static priority lengths elastic overload prefixes order isolation live]
 # HADAL: the program (build/release/hadal), MODEL: what it runs (mini), LONG: tokens of the long prompt of
-# `isolation` (1800), SECONDS_LIVE: of `live` (300), RATE: requests a second that the server just manages.
+# `isolation` (1800), SECONDS_LIVE: of `live` (300), RATE: requests a second that the server just manages. For a model larger than
+# the embedded one: SLOW (1): simulated loads come so many times as slowly, and good ones may take so many times as long; TRIM (0: all):
+# requests of a load that the model computes, at most, of `order` three times as many, with short beginnings and answers.
+# MODEL=FILE SLOW=20 TRIM=8 LONG=8192 RATE=2 is for 1.2 GB on two cores.
 # Needs a machine on which nothing else runs: `cost` first, the rest soon after it.
 set -e
+SLOW=${SLOW:-1} TRIM=${TRIM:-0}
 HADAL=${HADAL:-build/release/hadal} MODEL=${MODEL:-mini} LONG=${LONG:-1800} SECONDS_LIVE=${SECONDS_LIVE:-300}
 OUT=${OUT:-/tmp/hadal-tables} COST=${COST:-$OUT/machine.cost} RATE=${RATE:-25} TRACES=bench/traces
 HEADER=arrival_s,prompt_tokens,output_tokens,prefix_group,prefix_tokens,class
 mkdir -p "$OUT"
+over() { awk "BEGIN { print $1 / $SLOW }"; }
+slower() { echo $(($1 * SLOW)); }
+slo= # what classes are promised, where the defaults are not for such a model
+[ "$SLOW" -eq 1 ] || for c in interactive:1000:60000 standard:10000:300000 batch:60000:3600000; do
+    slo="$slo --slo ${c%%:*}:ttft:$(slower "$(echo $c | cut -d: -f2)") --slo ${c%%:*}:wait:$(slower "$(echo $c | cut -d: -f3)")"
+done
+trim() { if [ "$TRIM" -gt 0 ]; then head -n $((TRIM + 1)) "$1" >"$OUT/trimmed.csv" && echo "$OUT/trimmed.csv"; else echo "$1"; fi; }
 say() { printf '\n### %s\n' "$*"; }
 sim() { say "$@"; "$HADAL" sim --cost "$COST" --seed 1 "$@"; }
 compare() { say "$@"; "$HADAL" bench compare "$@" --seed 1; }
@@ -22,23 +33,23 @@ start_server() { # options; its process is $server
         sleep 0.2
     done
 }
-spread_load='--num-prompts 300 --request-rate 60 --random-input-len 128 --random-output-len 48 --random-range-ratio 0.8'
+spread_load="--num-prompts 300 --request-rate $(over 60) --random-input-len 128 --random-output-len 48 --random-range-ratio 0.8"
 
 cost() { "$HADAL" bench "$MODEL" --save-cost "$COST" -t 1 --clock processor --seconds 0.3; }
 fidelity() {
     for t in chat full bursty; do
-        compare "$MODEL" --trace $TRACES/$t.csv -t 1 --clock processor --max-num-seqs 32 --policies dynamic --runs 3 --check "$COST"
+        compare "$MODEL" --trace "$(trim $TRACES/$t.csv)" -t 1 --clock processor --max-num-seqs 32 --policies dynamic --runs 3 --check "$COST"
     done
 }
 static() {
     compare --simulated "$COST" $spread_load --max-num-seqs 32
     compare --simulated "$COST" $spread_load --policies static:32,paged:32,dynamic --max-tokens-in-paged-kv-cache 6000
-    compare "$MODEL" --trace $TRACES/full.csv -t 1 --clock processor --max-num-seqs 32 --runs 3
+    compare "$MODEL" --trace "$(trim $TRACES/full.csv)" -t 1 --clock processor --max-num-seqs 32 --runs 3
 }
 priority() {
-    for f in 4.3 4.6 5 6 10; do for p in fcfs priority; do
-        sim --trace $TRACES/mixed.csv --load-scale $f --scheduling-policy $p \
-            --goodput interactive/ttft:1000,interactive/tpot:200,batch/ttft:60000
+    for f in 3 3.4 3.8 4.3 4.6 5 6 10; do for p in fcfs priority; do
+        sim --trace $TRACES/mixed.csv --load-scale "$(over $f)" --scheduling-policy $p $slo \
+            --goodput interactive/ttft:$(slower 1000),interactive/tpot:$(slower 200),batch/ttft:$(slower 60000)
     done; done
 }
 # The same requests all at once, and the short and the long ones apart: what the mix takes beyond the sum is lost.
@@ -51,41 +62,43 @@ lengths() {
 }
 elastic() {
     for f in 4 10 12 16; do for e in --no-elastic-batching --elastic-batching; do
-        sim --trace $TRACES/bursty.csv --load-scale $f $e --goodput ttft:2000,tpot:150
+        sim --trace $TRACES/bursty.csv --load-scale "$(over $f)" $e $slo --goodput ttft:$(slower 2000),tpot:$(slower 150)
     done; done
 }
 overload() {
     for r in "$RATE" $((3 * RATE)); do
         sim --num-prompts $((300 * r)) --request-rate "$r" --random-input-len 128 --random-output-len 48 --random-range-ratio 0.8 \
-            --goodput ttft:10000,tpot:250 --slo standard:wait:8000
+            --goodput ttft:$(slower 10000),tpot:$(slower 250) --slo standard:wait:$(slower 8000)
     done
 }
 prefixes() {
     printf '%s\n' $HEADER >"$OUT/clients.csv" # 16 clients on one beginning, 20 requests each
     awk 'BEGIN { for (i = 0; i < 320; i++) printf "%.3f,%d,16,all,512,\n", i / 16 * 0.5, 520 + i * 7 % 60 }' >>"$OUT/clients.csv"
     for t in "$OUT/clients.csv" $TRACES/shared.csv $TRACES/agents.csv; do
-        sim --trace "$t"
-        compare "$MODEL" --trace "$t" -t 1 --clock processor --policies dynamic
+        sim --trace "$t" --load-scale "$(over 1)"
+        compare "$MODEL" --trace "$(trim "$t")" -t 1 --clock processor --policies dynamic
     done
     for r in prefix round-robin least-loaded; do
-        sim --generate sessions --random-input-len 24 --random-output-len 8 --num-prompts 40000 --request-rate 400 --think-time 2 --replicas 100 --router $r
+        sim --generate sessions --random-input-len 24 --random-output-len 8 --num-prompts 40000 --request-rate "$(over 400)" --think-time $(slower 2) --replicas 100 --router $r
     done
 }
 # 96 requests of 12 beginnings, INT4 weights, FP16 KV, with a cache that does not hold all beginnings and with one that does.
 # Then 16 sequences side by side with long answers and an F32 cache: pages as they come, brought together, and large ones.
 order() {
+    n=96 begin=500 answer=600
+    [ "$TRIM" -eq 0 ] || n=$((3 * TRIM)) begin=100 answer=100
     printf '%s\n' $HEADER >"$OUT/groups.csv"
-    awk 'BEGIN { for (i = 0; i < 96; i++) printf "0,%d,32,g%d,500,\n", 508 + i % 7, i % 12 }' >>"$OUT/groups.csv"
+    awk -v n=$n -v b=$begin 'BEGIN { for (i = 0; i < n; i++) printf "0,%d,32,g%d,%d,\n", b + 8 + i % 7, i % (n / 8), b }' >>"$OUT/groups.csv"
     "$HADAL" quantize --type Q4_0 --force "$MODEL" "$OUT/q4.gguf"
-    for kv in 4096 16384; do for p in none fragmentation prefix length; do
+    for kv in $((n / 8 * begin * 2 / 3 + 96)) $((n / 8 * begin * 8 / 3 + 384)); do for p in none fragmentation prefix length; do
         compare "$OUT/q4.gguf" --kv-cache-dtype f16 -t 1 --clock processor --policies dynamic --trace "$OUT/groups.csv" \
             --reorder-policy $p --max-tokens-in-paged-kv-cache $kv --max-num-seqs 16
     done; done
     for s in 3 8; do for p in none prefix length; do
-        sim --trace $TRACES/agents.csv --load-scale $s --reorder-policy $p --max-tokens-in-paged-kv-cache 8192 --max-num-seqs 16
+        sim --trace $TRACES/agents.csv --load-scale "$(over $s)" --reorder-policy $p --max-tokens-in-paged-kv-cache 8192 --max-num-seqs 16
     done; done
     printf '%s\n' $HEADER >"$OUT/side.csv"
-    awk 'BEGIN { for (i = 0; i < 16; i++) print "0,64,600,,," }' >>"$OUT/side.csv"
+    awk -v a=$answer 'BEGIN { for (i = 0; i < 16; i++) printf "0,64,%d,,,\n", a }' >>"$OUT/side.csv"
     for p in "--compaction-pages 0" "--compaction-pages 16" "--compaction-pages 0 --block-size 64"; do
         compare "$MODEL" --kv-cache-dtype f32 -t 1 --clock processor --policies dynamic --runs 2 --trace "$OUT/side.csv" $p
     done
@@ -120,7 +133,7 @@ live() {
         say "$r requests/s for $SECONDS_LIVE s"
         "$HADAL" bench serve --base-url "http://127.0.0.1:$(cat "$OUT/port")" --request-rate "$r" --num-prompts $((SECONDS_LIVE * r)) \
             --random-input-len 128 --random-output-len 48 --random-range-ratio 0.8 --seed 1 --goodput ttft:10000,tpot:250
-        curl -s "http://127.0.0.1:$(cat "$OUT/port")/metrics" | grep -E '^(hadal_(requests_refused|refusal_seconds|deadlines_lost)|vllm:(prompt_tokens|generation_tokens|num_preempt))'
+        curl -s "http://127.0.0.1:$(cat "$OUT/port")/metrics" | grep -E '^(hadal_(requests_refused|refusal_seconds_(bucket.*le="0.0|count)|deadlines_lost)|vllm:(prompt_tokens|generation_tokens|num_preempt))'
     done
 }
 if [ $# -gt 0 ]; then parts=$*; else parts='cost fidelity static priority lengths elastic overload prefixes order isolation live'; fi

@@ -93,7 +93,8 @@ static hd_status measure(struct grid *g, double seconds_each) {
         n_left = 0;
         for (int i = 0; i < 2 * g->n_point; i++) {
             int ix = i / 2;
-            if (2 * round >= RUN_MIN && sum[ix] >= seconds_each) continue;
+            bool is_enough = 2 * round >= RUN_MIN || sum[ix] >= RUN_MIN * seconds_each;
+            if (sum[ix] >= seconds_each && round > 0 && is_enough) continue;
             HD_TRY(run(g, ix, &s));
             g->seconds[ix * RUN_MAX + g->n_run[ix]++] = s;
             sum[ix] += s;

@@ -60,12 +60,12 @@ void hd_call_finish(hd_call *c, int code) {
     int64_t now = hd_now_ns();
     count(code);
     hd_metric_observe(HD_M_HTTP_TIME, (double)(now - c->start_ns) / 1e9);
-    if (code == 429 || code == 503)
-        hd_metric_observe(HD_M_REFUSAL_TIME, (double)(now - c->start_ns) / 1e9);
     char path[129];
     snprintf(path, sizeof path, "%.*s", (int)(c->head.path.len < 128 ? c->head.path.len : 128),
              c->head.path.len ? c->head.path.ptr : "");
-    bool is_quiet = c->route && c->route->is_quiet && code < 400;
+    bool is_probe = c->route && c->route->is_quiet, is_quiet = is_probe && code < 400;
+    if ((code == 429 || code == 503) && !is_probe)
+        hd_metric_observe(HD_M_REFUSAL_TIME, (double)(now - c->start_ns) / 1e9);
     enum hd_log_level level = is_quiet ? HD_LOG_DEBUG : HD_LOG_INFO;
     if (!c->model) {
         hd_log(level, "request", "request_id", "s", c->request_id, "client", "s", c->client, "path",

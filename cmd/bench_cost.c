@@ -137,6 +137,7 @@ static void describe(const struct hd_bench_model *m, hd_cost *c) {
     *c = (hd_cost){.n_thread = m->o->threads,
                    .n_ctx = m->hp.n_ctx,
                    .expand_min = hd_engine_expand_min(&m->hp),
+                   .n_layer = m->hp.n_layer,
                    .kv_tok_bytes = (int64_t)hd_hparams_kv_bytes(&m->hp, m->mo.kv_type),
                    .weight_bytes = (int64_t)hd_model_weight_bytes(m->model)};
     snprintf(c->model, sizeof c->model, "%s", m->hp.name);

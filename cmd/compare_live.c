@@ -113,6 +113,7 @@ static hd_status run(struct live *v, const struct hd_options *o, const char *mod
     lc->clock = (hd_clock){.now_ns = clock_now, .ctx = v};
     lc->stepper = (hd_stepper){
         .enqueue = enqueue, .fetch = fetch, .is_async = hd_dev_has_memory(&v->m.dev), .ctx = v};
+    if (lc->stepper.is_async) lc->sched.n_layer = v->m.hp.n_layer;
     lc->n_vocab = v->m.hp.n_vocab;
     lc->profile = hd_profile_new();
     lc->sched.profile = lc->profile;

@@ -3,6 +3,8 @@
 
 #include "base/mem.h"
 
+#include <string.h>
+
 void hd_batch_init(hd_batch *b, int n_row_max, int n_seq_max, int n_page_max, int page_tok) {
     HD_ASSERT(n_row_max > 0 && n_seq_max > 0 && n_page_max > 0 && page_tok > 0);
     *b = (hd_batch){.page_tok = page_tok,
@@ -40,7 +42,29 @@ void hd_batch_fini(hd_batch *b) {
 
 void hd_batch_clear(hd_batch *b) {
     b->n_row = b->n_seq = b->n_page = b->n_out = b->n_copy = 0;
+    b->layer0 = b->layer1 = 0;
     b->seq_row0[0] = b->seq_page0[0] = 0;
+}
+
+void hd_batch_copy(hd_batch *to, const hd_batch *from) {
+    size_t n_row = (size_t)from->n_row, n_seq = (size_t)from->n_seq;
+    HD_ASSERT(from->n_row <= to->n_row_max && from->n_seq <= to->n_seq_max);
+    HD_ASSERT(from->n_page <= to->n_page_max && from->page_tok == to->page_tok);
+    to->n_row = from->n_row, to->n_seq = from->n_seq, to->n_page = from->n_page;
+    to->n_out = from->n_out, to->n_copy = from->n_copy;
+    to->layer0 = from->layer0, to->layer1 = from->layer1;
+    memcpy(to->token, from->token, n_row * sizeof *to->token);
+    memcpy(to->pos, from->pos, n_row * sizeof *to->pos);
+    memcpy(to->row_seq, from->row_seq, n_row * sizeof *to->row_seq);
+    memcpy(to->kv_row, from->kv_row, n_row * sizeof *to->kv_row);
+    memcpy(to->form, from->form, n_row * sizeof *to->form);
+    memcpy(to->seq_slot, from->seq_slot, n_seq * sizeof *to->seq_slot);
+    memcpy(to->seq_row0, from->seq_row0, (n_seq + 1) * sizeof *to->seq_row0);
+    memcpy(to->seq_page0, from->seq_page0, (n_seq + 1) * sizeof *to->seq_page0);
+    memcpy(to->page, from->page, (size_t)from->n_page * sizeof *to->page);
+    memcpy(to->out_row, from->out_row, (size_t)from->n_out * sizeof *to->out_row);
+    memcpy(to->copy_from, from->copy_from, sizeof to->copy_from);
+    memcpy(to->copy_to, from->copy_to, sizeof to->copy_to);
 }
 
 static void check_seq(const hd_batch *b, int s) {
@@ -62,6 +86,7 @@ static void check_seq(const hd_batch *b, int s) {
 void hd_batch_check(const hd_batch *b) {
     HD_ASSERT(b->n_row <= b->n_row_max && b->n_seq <= b->n_seq_max);
     HD_ASSERT(b->n_page <= b->n_page_max && b->n_out <= b->n_row);
+    HD_ASSERT(b->layer0 >= 0 && (b->layer1 > b->layer0 || b->layer0 + b->layer1 == 0));
     HD_ASSERT(b->seq_row0[0] == 0 && b->seq_page0[0] == 0);
     for (int s = 0; s < b->n_seq; s++) check_seq(b, s);
     HD_ASSERT(b->seq_row0[b->n_seq] == b->n_row && b->seq_page0[b->n_seq] == b->n_page);

@@ -9,6 +9,10 @@
  * Before its rows are computed, pages are copied, one after the other. They are copied even when
  * the step then fails, unless the device broke.
  *
+ * A step may compute some layers of its rows: layer0 .. layer1 - 1. Later steps with the same rows
+ * compute those that follow, up to the last, whose outputs are wanted; only then is the rows' KV
+ * complete. Steps of all layers may come in between, but no other one of some.
+ *
  * A token may be one that only the device knows yet: hd_token_of_slot(k) stands for the last token
  * that was sampled in slot k, and then is the last row of its sequence. */
 #ifndef HD_BASE_BATCH_H
@@ -41,10 +45,11 @@ enum { HD_BATCH_COPY_MAX = 48 };
 
 typedef struct hd_batch {
     int n_row, n_seq, n_page, n_out, n_copy;
-    int page_tok;     /* tokens a page */
-    int32_t *token;   /* [n_row] token id, or hd_token_of_slot of its sequence's slot */
-    int32_t *pos;     /* [n_row] position in its sequence */
-    int32_t *row_seq; /* [n_row] index into the sequence arrays */
+    int layer0, layer1; /* both 0: all layers */
+    int page_tok;       /* tokens a page */
+    int32_t *token;     /* [n_row] token id, or hd_token_of_slot of its sequence's slot */
+    int32_t *pos;       /* [n_row] position in its sequence */
+    int32_t *row_seq;   /* [n_row] index into the sequence arrays */
     int32_t *kv_row; /* [n_row] cache row this token's KV is written to: page * page_tok + offset */
     uint8_t *form;   /* [n_row] enum hd_mla_form */
     int32_t *seq_slot;  /* [n_seq] the scheduler's slot of the sequence */
@@ -61,6 +66,8 @@ typedef struct hd_batch {
 void hd_batch_init(hd_batch *b, int n_row_max, int n_seq_max, int n_page_max, int page_tok);
 void hd_batch_fini(hd_batch *b);
 void hd_batch_clear(hd_batch *b);
+/* All but draws; `to` has room. */
+void hd_batch_copy(hd_batch *to, const hd_batch *from);
 /* Asserts every invariant written above. */
 void hd_batch_check(const hd_batch *b);
 

@@ -88,9 +88,9 @@ void hd_cuda_graphs_reserve(hd_cuda *c) {
         g->n_unit_count++;
 }
 
-/* One row a sequence, of the form that decoding has. */
+/* One row a sequence, of the form that decoding has, in all layers. */
 static bool is_decoding(const hd_batch *b) {
-    if (b->n_row != b->n_seq || b->n_row != b->n_out) return false;
+    if (b->n_row != b->n_seq || b->n_row != b->n_out || b->layer1 > 0) return false;
     for (int r = 0; r < b->n_row; r++)
         if (b->form[r] != HD_MLA_ABSORBED) return false;
     return true;

@@ -22,7 +22,8 @@ struct hd_loop {
     char step_error[256]; /* of step_status */
     hd_job **out_job;     /* [n_out of the step under way] NULL: ended since */
     int n_out_job;
-    hd_step_load load;                      /* of the step under way */
+    hd_step_load load;                      /* of the step under way, */
+    int n_layer;                            /* which has so many of c.sched.n_layer; 0: all */
     bool is_under_way;                      /* a step was enqueued and not told */
     bool needs_host;                        /* a draw of it is the host's: it is told at once */
     int64_t now_ns, step_from_ns, began_ns; /* began: the step under way, about */
@@ -259,8 +260,10 @@ static void end_expired(hd_loop *l) {
 static int plan(hd_loop *l) {
     end_expired(l);
     int n_row = hd_sched_plan(l->sched, l->now_ns, &l->batch);
-    for (int i = 0; i < l->batch.n_seq && n_row > 0; i++)
-        note_admitted(l, hd_seq_user(hd_sched_seq_at(l->sched, &l->batch, i)));
+    for (int i = 0; i < l->batch.n_seq && n_row > 0; i++) {
+        hd_seq *q = hd_sched_seq_at(l->sched, &l->batch, i);
+        if (q) note_admitted(l, hd_seq_user(q)); /* else it ended with layers yet to compute */
+    }
     for (int i = 0; i < l->batch.n_out && n_row > 0; i++)
         plan_draw(hd_seq_user(hd_sched_out_seq(l->sched, &l->batch, i)), &l->batch.draw[i]);
     return n_row;
@@ -271,7 +274,7 @@ static void step(hd_loop *l) {
     l->step_status = l->c.stepper.enqueue(l->c.stepper.ctx, &l->batch);
     if (l->step_status != HD_OK)
         snprintf(l->step_error, sizeof l->step_error, "%s", hd_error_text());
-    if (l->c.has_metrics) hd_metric_observe(HD_M_ITER_TOK, l->batch.n_row);
+    if (l->c.has_metrics && l->batch.layer0 == 0) hd_metric_observe(HD_M_ITER_TOK, l->batch.n_row);
 }
 
 /* Chooses the next token of output row i. */
@@ -347,6 +350,7 @@ static void break_down(hd_loop *l, hd_status s) {
 }
 
 static void learn(hd_loop *l, int64_t step_ns) {
+    if (l->n_layer > 0) step_ns = step_ns * l->c.sched.n_layer / l->n_layer;
     int64_t p95_ns = hd_profile_p95_ns(l->c.profile, &l->load);
     if (p95_ns > 0 && step_ns > p95_ns) count(l, HD_M_STEP_OVER_P95, 1);
     hd_profile_learn(l->c.profile, &l->load, step_ns);
@@ -408,6 +412,7 @@ static void commit(hd_loop *l) {
     l->is_under_way = true;
     l->began_ns = l->step_from_ns > l->total.last_step_ns ? l->step_from_ns : l->total.last_step_ns;
     l->load = hd_step_load_of(&l->batch);
+    l->n_layer = l->batch.layer1 - l->batch.layer0;
     l->needs_host = false;
     l->n_out_job = l->batch.n_out;
     for (int i = 0; i < l->n_out_job; i++) {

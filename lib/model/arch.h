@@ -121,6 +121,7 @@ struct hd_model {
     float *own_logits;  /* [n_out_max, V/n_rank] of a rank, or NULL */
     float *host_logits; /* [n_out_max, V], or NULL: the device's memory is the host's */
     uint8_t *is_token;  /* [V] of the device: 0: never sampled */
+    float *kept_x;      /* [R, D] of the device: of a step of some layers; or NULL */
     int32_t *token;     /* [n_out_max] of the device: tokens of the last step */
     int32_t *last;      /* [n_seq_max + HD_DEV_SPARE] of the device: by slot */
     struct hd_model_step {
@@ -149,6 +150,10 @@ void hd_model_hold(hd_model *m, void *p, bool is_device);
 HD_MUST_CHECK hd_status hd_model_work(hd_model *m, size_t n_elem, size_t elem_bytes, void **out);
 /* The largest shapes of the model's ops. */
 hd_dev_limits hd_model_limits(const hd_model *m);
+/* The residual stream of a step: x [R, D], the architecture's, or what is kept from one step of
+ * some layers to the next; and where its layers end. */
+float *hd_model_x(const hd_model *m, const hd_batch *b, float *x);
+int hd_model_layer_end(const hd_model *m, const hd_batch *b);
 /* Cache rows of one kind and layer: [n_page * page_tok] of the kind's layout. */
 void *hd_model_kv(const hd_model *m, int kind, int layer);
 

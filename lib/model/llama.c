@@ -78,11 +78,11 @@ static hd_status plan(hd_model *m) {
     return hd_model_work(m, n_out * (size_t)hp->n_vocab, sizeof *w->logits, (void **)&w->logits);
 }
 
-static void attention(hd_model *m, const hd_batch *b, int layer) {
+static void attention(hd_model *m, const hd_batch *b, int layer, float *x) {
     const hd_hparams *hp = &m->hp;
     const struct layer *l = (const struct layer *)(const void *)m->layer + layer;
     struct work *w = m->work;
-    HD_RUN(gqa_qkv, .batch = b, .x = w->x, .norm = l->attn_norm, .eps = hp->rms_eps, .q = l->q,
+    HD_RUN(gqa_qkv, .batch = b, .x = x, .norm = l->attn_norm, .eps = hp->rms_eps, .q = l->q,
            .k = l->k, .v = l->v, .q_bias = l->q_bias, .k_bias = l->k_bias, .v_bias = l->v_bias,
            .rope_cs = m->rope, .is_half_split = hp->is_half_split, .d_model = hp->d_model,
            .n_head = hp->n_head, .n_head_kv = hp->n_head_kv, .d_head = hp->n_rope,
@@ -92,9 +92,9 @@ static void attention(hd_model *m, const hd_batch *b, int layer) {
            .keys = hd_model_kv(m, KEYS, layer), .values = hd_model_kv(m, VALUES, layer),
            .n_head = hp->n_head, .n_head_kv = hp->n_head_kv, .d_head = hp->n_rope,
            .scale = hd_rope_softmax_scale(hp), .out = w->attn);
-    HD_RUN(proj_add, .n_row = b->n_row, .a = w->attn, .w = l->output, .x = w->x,
+    HD_RUN(proj_add, .n_row = b->n_row, .a = w->attn, .w = l->output, .x = x,
            .is_partial = hd_shard_is_partial(m));
-    hd_shard_sum(m, b->n_row, w->x);
+    hd_shard_sum(m, b->n_row, x);
 }
 
 static const float *llama_forward(hd_model *m, const hd_batch *b) {
@@ -102,14 +102,16 @@ static const float *llama_forward(hd_model *m, const hd_batch *b) {
     const struct globals *g = m->global;
     const struct layer *l = (const struct layer *)(const void *)m->layer;
     struct work *w = m->work;
-    HD_RUN(embed, .n_row = b->n_row, .token = b->token, .last = m->last, .table = g->token_embd,
-           .x = w->x);
-    for (int layer = 0; layer < hp->n_layer; layer++) {
-        attention(m, b, layer);
-        hd_ffn_forward(m, b, layer, &l[layer].ffn, &w->ffn, w->x);
+    float *x = hd_model_x(m, b, w->x);
+    if (b->layer0 == 0)
+        HD_RUN(embed, .n_row = b->n_row, .token = b->token, .last = m->last, .table = g->token_embd,
+               .x = x);
+    for (int layer = b->layer0, end = hd_model_layer_end(m, b); layer < end; layer++) {
+        attention(m, b, layer, x);
+        hd_ffn_forward(m, b, layer, &l[layer].ffn, &w->ffn, x);
     }
     if (b->n_out > 0) {
-        HD_RUN(head, .n_out = b->n_out, .d_model = hp->d_model, .row = b->out_row, .x = w->x,
+        HD_RUN(head, .n_out = b->n_out, .d_model = hp->d_model, .row = b->out_row, .x = x,
                .norm = g->output_norm, .eps = hp->rms_eps, .w = g->output,
                .logits = hd_shard_logits(m, w->logits));
         hd_shard_gather(m, b->n_out, w->logits);

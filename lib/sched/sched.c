@@ -33,12 +33,13 @@ hd_sched *hd_sched_new(const hd_sched_config *c) {
     s->run = hd_alloc_zero(n_slot, sizeof(hd_seq *));
     s->place = hd_alloc_zero(n_slot, sizeof(hd_seq *));
     s->merged = hd_alloc_zero(n_slot, sizeof(hd_seq *));
-    s->flight = hd_alloc_zero(n_slot, sizeof(hd_seq *));
+    s->flight = s->own_flight = hd_alloc_zero(n_slot, sizeof(hd_seq *));
     s->free_slot = hd_alloc_zero(n_slot, sizeof *s->free_slot);
     s->path = hd_alloc_zero((size_t)s->n_page_seq, sizeof *s->path);
     s->uses = hd_alloc_zero((size_t)c->n_page, sizeof *s->uses);
     for (int i = 0; i < s->n_slot; i++) s->free_slot[i] = s->n_slot - 1 - i;
     s->n_free_slot = s->n_slot;
+    hd_sched_chunk_init(s);
     s->horizon_tok = c->page_tok;
     s->expiry_ns = INT64_MAX;
     for (int k = 0; k < HD_SERVICE_COUNT; k++) {
@@ -59,7 +60,8 @@ void hd_sched_free(hd_sched *s) {
     hd_free(s->run);
     hd_free(s->place);
     hd_free(s->merged);
-    hd_free(s->flight);
+    hd_free(s->own_flight);
+    hd_sched_chunk_fini(s);
     hd_free(s->free_slot);
     hd_free(s->path);
     hd_free(s->uses);
@@ -208,7 +210,9 @@ void hd_sched_stop(hd_sched *s, hd_seq *q) {
     s->n_run--;
     s->free_slot[s->n_free_slot++] = q->slot;
     q->slot = -1;
-    while (q->n_page > 0) hd_prefix_release(s->prefix, q->page[--q->n_page]);
+    int n_kept = hd_sched_chunk_keeps(s, q);
+    while (q->n_page > n_kept) hd_prefix_release(s->prefix, q->page[--q->n_page]);
+    q->n_page = 0;
     q->n_indexed = 0;
     q->n_computed = 0;
 }
@@ -244,6 +248,7 @@ static void check_in_flight(const hd_sched *s, const hd_batch *b) {
 void hd_sched_commit(hd_sched *s, const hd_batch *b) {
     check_in_flight(s, b);
     s->in_flight = false;
+    if (b->layer1 > 0 && !hd_sched_chunk_commit(s, b)) return;
     for (int i = 0; i < s->n_flight; i++) {
         hd_seq *q = s->flight[i];
         if (!q) continue;
@@ -260,6 +265,7 @@ void hd_sched_commit(hd_sched *s, const hd_batch *b) {
 void hd_sched_abandon(hd_sched *s, const hd_batch *b) {
     check_in_flight(s, b);
     s->in_flight = false;
+    if (b->layer1 > 0) hd_sched_chunk_abandon(s);
 }
 
 hd_seq *hd_sched_seq_at(hd_sched *s, const hd_batch *b, int seq_ix) {
@@ -289,14 +295,15 @@ void hd_sched_resolve(hd_sched *s, hd_seq *q, int32_t token) {
 
 void hd_sched_finish(hd_sched *s, hd_seq *q) {
     HD_ASSERT(q->state == HD_SEQ_WAITING || q->state == HD_SEQ_RUNNING);
-    if (q->flight_ix >= 0) s->flight[q->flight_ix] = NULL;
-    q->flight_ix = -1;
+    if (q->flight_ix >= 0) (q->in_chunk ? s->chunk.seq : s->own_flight)[q->flight_ix] = NULL;
     if (q->state == HD_SEQ_WAITING) {
         hd_sched_dequeue(s, q);
     } else {
         hd_sched_stop(s, q);
         s->horizon_tok -= (s->horizon_tok - s->c.page_tok) / HD_SCHED_HORIZON_DOWN;
     }
+    q->flight_ix = -1;
+    q->in_chunk = false;
     hd_sched_note_end(s, q);
     q->state = HD_SEQ_DONE;
 }

@@ -29,6 +29,10 @@
  * tolerance of those who decode in it. The tolerance is wider when the most urgent prompt would be
  * late otherwise, or others wait and more load is forecast than the machine can do.
  *
+ * Where n_layer allows it, a prompt that does not fit beside those who decode is not cut to fewer
+ * rows: it gets steps of its own, every other one, of as many of its layers as the tolerance leaves
+ * (base/batch.h). Its sequences stand still meanwhile, and are not preempted.
+ *
  * Where compact_page_max allows it, pages of a running sequence are moved now and then, so that
  * they lie side by side: the batch says which are copied where before its rows are computed.
  *
@@ -88,9 +92,10 @@ typedef struct hd_sched_config {
     bool is_static; /* a batch at a time: whoever waits when the last one of a batch has ended */
     int n_seq_max;  /* running sequences */
     int n_row_max;  /* token budget of a step (max_num_batched_tokens) */
-    int chunk_max;  /* prompt tokens of one sequence in a step; 0: the budget */
-    bool chunked;   /* false: a prompt is computed in one step or not at all */
-    int n_pos_max;  /* longest sequence */
+    int n_layer;   /* more than 1: a step may compute some of a prompt's layers; else all of them */
+    int chunk_max; /* prompt tokens of one sequence in a step; 0: the budget */
+    bool chunked;  /* false: a prompt is computed in one step or not at all */
+    int n_pos_max; /* longest sequence */
     int n_page, page_tok;
     bool prefix_cache;
     bool exact;         /* determinism level 2: absorbed everywhere */
@@ -150,7 +155,8 @@ int hd_sched_plan(hd_sched *s, int64_t now_ns, hd_batch *b);
 void hd_sched_commit(hd_sched *s, const hd_batch *b);
 /* The step failed: its rows do not count as computed. */
 void hd_sched_abandon(hd_sched *s, const hd_batch *b);
-/* Sequences of the last planned batch, until the next plan; NULL where finished since. */
+/* Sequences of the last planned batch, until the next plan; NULL where finished since, or before
+ * the plan of a step of further layers. */
 hd_seq *hd_sched_seq_at(hd_sched *s, const hd_batch *b, int seq_ix); /* seq_ix in [0, n_seq) */
 hd_seq *hd_sched_out_seq(hd_sched *s, const hd_batch *b, int out_ix);
 enum { HD_TOKEN_UNKNOWN = -1 };

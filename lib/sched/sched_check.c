@@ -44,6 +44,7 @@ static void check_running(const hd_sched *s) {
         HD_ASSERT(q->n_prompt <= q->n_tok && q->n_hit < q->n_prompt);
         check_pages_of(s, q);
     }
+    hd_sched_chunk_check(s);
     int n_used = 0;
     for (int i = 0; i < s->c.n_page; i++) {
         HD_ASSERT(hd_pages_refs(s->pages, i) == s->uses[i]);

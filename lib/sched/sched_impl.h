@@ -2,7 +2,8 @@
  *
  * sched.c holds a sequence's life (submit, commit, append, finish) and the queues; rank.c gives
  * ranks and predicts; sched_plan.c decides a step, reorder.c and compact.c in which order and from
- * which pages; sched_check.c asserts the invariants. */
+ * which pages, chunk.c keeps prompts that are computed some layers at a time; sched_check.c asserts
+ * the invariants. */
 #ifndef HD_SCHED_SCHED_IMPL_H
 #define HD_SCHED_SCHED_IMPL_H
 
@@ -47,6 +48,7 @@ struct hd_seq {
     bool preempted;      /* waiting again */
     int n_passed;        /* favourites that were admitted while it was the first in line */
     bool has_room;       /* during a plan: it gets a decoding row */
+    bool in_chunk;       /* flight_ix is its place in the chunk, which has not ended */
     int slot;            /* running; else -1 */
     int flight_ix;       /* in the last planned batch; else -1 */
     int n_page;          /* pages held: page[0..n_page) */
@@ -58,6 +60,15 @@ struct hd_seq {
     uint8_t *form;       /* [n_tok_max] */
     int32_t *page;       /* [n_page_room] */
 };
+
+/* chunk.c: prompt rows whose layers are computed in several steps. */
+typedef struct hd_chunk {
+    hd_batch batch; /* as planned; without rows: there is none */
+    hd_step_load load;
+    hd_seq **seq;  /* [n_slot] its sequences; NULL where finished since */
+    int layer;     /* the first that is not computed */
+    bool is_ended; /* all are, or a step failed */
+} hd_chunk;
 
 struct hd_sched {
     hd_sched_config c;
@@ -88,7 +99,16 @@ struct hd_sched {
     bool has_ended;    /* any; until then what is asked for stands for what comes */
     int64_t expiry_ns; /* no deadline is lost before; INT64_MAX: there is none */
     hd_seq **flight;   /* [n_slot] sequences of the last planned batch; NULL where finished since */
+    hd_seq **own_flight; /* its memory, but for steps of the chunk */
     int n_flight;
+    hd_chunk chunk;
+    bool chunk_next; /* the next step is the chunk's, or that of prompts which become one */
+    /* Of the last step but those: classes that decoded in it, the P95 that tolerances are of, and
+     * its own. */
+    struct {
+        unsigned decoding;
+        int64_t decode_ns, step_ns;
+    } beside;
     bool in_flight;    /* planned, neither committed nor abandoned */
     bool prompts_next; /* unchunked: the next step belongs to a prompt alone */
     int horizon_tok;
@@ -125,6 +145,29 @@ hd_seq *hd_sched_favourite(hd_sched *s);
 
 /* Brings scattered pages of a running sequence together when it is time; the batch is empty. */
 void hd_sched_compact(hd_sched *s, hd_batch *b);
+
+/* Whether prompts may be computed some layers at a time. */
+static inline bool hd_sched_has_chunks(const hd_sched *s) {
+    return s->c.n_layer > 1 && s->c.chunked && !s->c.is_static;
+}
+void hd_sched_chunk_init(hd_sched *s);
+void hd_sched_chunk_fini(hd_sched *s);
+/* The rows of b, just planned, become the chunk; there was none. */
+void hd_sched_chunk_hold(hd_sched *s, const hd_batch *b, const hd_step_load *load);
+/* Its first sequence that is alive; NULL: there is none, or no chunk, or it has ended. */
+hd_seq *hd_sched_chunk_first(const hd_sched *s);
+/* b becomes its step of the next n_layer layers. */
+void hd_sched_chunk_slice(hd_sched *s, int n_layer, hd_batch *b);
+/* That was computed; true: those were the last. */
+bool hd_sched_chunk_commit(hd_sched *s, const hd_batch *b);
+/* Pages of q, its first ones, that stay the chunk's when q finishes. */
+int hd_sched_chunk_keeps(const hd_sched *s, const hd_seq *q);
+/* Its step failed. */
+void hd_sched_chunk_abandon(hd_sched *s);
+/* Before a plan: forgets a chunk that has ended or whose sequences have all finished. */
+void hd_sched_chunk_settle(hd_sched *s);
+/* Asserts its invariants; adds the pages that it holds alone to uses. */
+void hd_sched_chunk_check(const hd_sched *s);
 
 /* Whether step times can be predicted. */
 static inline bool hd_sched_knows(const hd_sched *s) {

@@ -12,6 +12,9 @@ enum {
     /* Rows that a step gives to a prompt at least, whatever its bound: so that prompts advance.
      * Longer chunks are multiples of it: kernels compute rows in tiles. */
     CHUNK_MIN = 16,
+    /* The same of a chunk that is computed some layers at a time: with fewer most of a layer's time
+     * goes into reading its weights and what does not depend on rows. */
+    CHUNK_LAYER_MIN = 512,
     /* How much wider the tolerance is for a prompt that would be late otherwise. */
     LATE_FACTOR = 4
 };
@@ -26,6 +29,8 @@ struct plan {
     unsigned decoding; /* classes that decode in this step, a bit each */
     int64_t decode_ns; /* P95 of a step of decoding rows that tolerances are of; 0: unknown */
     bool has_prompt;   /* prompt rows are in the batch */
+    bool is_chunk;     /* they are alone there, and their layers may be computed in several steps */
+    bool wants_chunk;  /* some would not fit beside the decoding rows */
     bool is_pressed;
     hd_seq *aged; /* waiting and longest overdue, when it is its turn */
 };
@@ -97,6 +102,7 @@ static hd_seq *cheapest(const hd_sched *s, int from) {
     for (int i = s->n_run - 1; i >= from; i--) {
         hd_seq *q = s->run[i];
         if (q->bucket != s->run[s->n_run - 1]->bucket) break;
+        if (q->in_chunk) continue;
         struct price p = price_of(s, q);
         if (best && p.n_tok * least.n_page >= least.n_tok * p.n_page) continue;
         best = q;
@@ -117,7 +123,8 @@ static bool reach_page(hd_sched *s, struct plan *p, hd_seq *q, int i) {
             q->page[q->n_page++] = page;
             continue;
         }
-        hd_seq *victim = i + 1 < s->n_run ? cheapest(s, i + 1) : q;
+        hd_seq *victim = i + 1 < s->n_run ? cheapest(s, i + 1) : NULL;
+        if (!victim) victim = q;
         preempt(s, victim);
         p->may_admit = false;
         if (s->horizon_tok < s->c.n_pos_max)
@@ -177,16 +184,45 @@ static int64_t bound_of(const hd_sched *s, const struct plan *p, const hd_seq *q
     return bound;
 }
 
+/* What a bound leaves of a step for layers of a chunk, after the decoding rows' own. */
+static int64_t left_for_chunk(const hd_sched *s, int64_t bound_ns) {
+    int64_t least_ns = bound_ns / 16, left_ns = bound_ns - s->beside.step_ns;
+    return left_ns > least_ns ? left_ns : least_ns;
+}
+
+/* Rows of q from position pos on, at most n, for a chunk of which a layer takes no longer. */
+static int rows_of_chunk(const hd_sched *s, const struct plan *p, int pos, int n, int64_t bound) {
+    double all_ns = (double)left_for_chunk(s, bound) * s->c.n_layer;
+    int64_t limit_ns = all_ns < 9e18 ? (int64_t)all_ns : INT64_MAX;
+    int n_timely = hd_profile_rows_within(s->c.profile, &p->load, pos, n, limit_ns);
+    if (n_timely == n) return n;
+    if (n_timely > CHUNK_LAYER_MIN) return n_timely - n_timely % CHUNK_MIN;
+    return p->has_prompt ? 0 : hd_sched_min(n, CHUNK_LAYER_MIN);
+}
+
+/* Whether rows of q from position pos on join the decoding rows' step, n_timely of n_wanted fitting
+ * in: all, and nothing before them has to be expanded at a price that steps' times do not tell. */
+static bool joins(const hd_sched *s, const hd_seq *q, int pos, int n_wanted, int n_timely) {
+    if (n_timely < n_wanted) return false;
+    bool is_expanded = q->admitted_ns >= 0 ? q->form[pos] == HD_MLA_EXPANDED
+                                           : !s->c.exact && n_wanted >= s->c.expand_min;
+    return !is_expanded || pos <= n_wanted;
+}
+
 /* Rows of q from position pos on, of n_wanted, that this step has room and time for. */
-static int rows_for(const hd_sched *s, const struct plan *p, const hd_seq *q, int pos,
-                    int n_wanted) {
+static int rows_for(const hd_sched *s, struct plan *p, const hd_seq *q, int pos, int n_wanted) {
     int n = hd_sched_min(n_wanted, p->n_left);
     if (!s->c.chunked) return n;
     if (s->c.chunk_max > 0) n = hd_sched_min(n, s->c.chunk_max);
     if (!hd_sched_knows(s)) return n;
     int64_t bound = bound_of(s, p, q);
     if (bound == INT64_MAX) return n;
+    if (p->is_chunk) return rows_of_chunk(s, p, pos, n, bound);
     int n_timely = hd_profile_rows_within(s->c.profile, &p->load, pos, n, bound);
+    if (hd_sched_has_chunks(s) && p->decoding && !joins(s, q, pos, n_wanted, n_timely)) {
+        p->wants_chunk = true;
+        return 0;
+    }
     if (n_timely == n) return n;
     if (n_timely > CHUNK_MIN) return n_timely - n_timely % CHUNK_MIN;
     return p->has_prompt ? 0 : hd_sched_min(n, CHUNK_MIN);
@@ -315,8 +351,9 @@ static void make_way(hd_sched *s, struct plan *p) {
     if (!q || s->n_run == 0 || s->run[s->n_run - 1]->bucket <= q->bucket || !match(s, q, &n_hit))
         return;
     while (s->n_run > 0 && s->run[s->n_run - 1]->bucket > q->bucket) {
-        if (s->n_run < s->n_slot && has_room(s, p, q, n_hit)) return;
-        preempt(s, cheapest(s, 0));
+        hd_seq *victim = cheapest(s, 0);
+        if (!victim || (s->n_run < s->n_slot && has_room(s, p, q, n_hit))) return;
+        preempt(s, victim);
         p->growth_page = -1;
     }
 }
@@ -408,14 +445,88 @@ static void plan_prompts(hd_sched *s, struct plan *p) {
     }
 }
 
+/* Chunks */
+
+/* Whether a sequence decodes, of those that the chunk leaves alone. */
+static bool has_decoding(const hd_sched *s) {
+    for (int i = 0; i < s->n_run; i++)
+        if (hd_seq_n_wanted(s->run[i]) == 1 && !s->run[i]->in_chunk) return true;
+    return false;
+}
+
+/* Layers of a chunk of load l, whose first sequence is q, that fit into what is tolerated. */
+static int layers_within(const hd_sched *s, const struct plan *p, const hd_seq *q,
+                         const hd_step_load *l) {
+    int64_t bound = bound_of(s, p, q), all_ns = hd_profile_p95_ns(s->c.profile, l);
+    if (bound == INT64_MAX || all_ns <= 0) return s->c.n_layer;
+    double n = (double)left_for_chunk(s, bound) * s->c.n_layer / (double)all_ns;
+    return n < 1 ? 1 : n < s->c.n_layer ? (int)n : s->c.n_layer;
+}
+
+/* The next layers of the chunk, if there is one. */
+static bool continue_chunk(hd_sched *s, const struct plan *p) {
+    const hd_seq *q = hd_sched_chunk_first(s);
+    if (!q) return false;
+    int n = layers_within(s, p, q, &s->chunk.load);
+    hd_sched_chunk_slice(s, hd_sched_min(n, s->c.n_layer - s->chunk.layer), p->b);
+    return true;
+}
+
+/* A step of prompts alone, of all layers or as a new chunk. */
+static void begin_chunk(hd_sched *s, struct plan *p) {
+    p->is_chunk = true;
+    plan_prompts(s, p);
+    p->is_chunk = false;
+    if (p->b->n_row == 0 || !p->decoding) return;
+    if (layers_within(s, p, s->flight[0], &p->load) >= s->c.n_layer) return;
+    hd_sched_chunk_hold(s, p->b, &p->load);
+    (void)continue_chunk(s, p);
+}
+
+/* The step that is the chunk's turn; false: there is nothing for it. */
+static bool plan_chunk(hd_sched *s, struct plan *p) {
+    if (!hd_sched_has_chunks(s) || !s->chunk_next) return false;
+    s->chunk_next = false;
+    if (has_decoding(s)) {
+        p->decoding = s->beside.decoding;
+        p->decode_ns = s->beside.decode_ns;
+    }
+    if (!continue_chunk(s, p)) {
+        make_way(s, p);
+        begin_chunk(s, p);
+    }
+    p->decoding = 0;
+    p->decode_ns = 0;
+    return p->b->n_row > 0;
+}
+
+/* Decoding rows, and prompts that fit beside them. */
+static void plan_step(hd_sched *s, struct plan *p) {
+    plan_decodes(s, p);
+    if (p->b->n_row == 0 && continue_chunk(s, p)) return;
+    plan_prompts(s, p);
+    if (!hd_sched_has_chunks(s) || !hd_sched_knows(s)) return;
+    s->chunk_next = p->wants_chunk || hd_sched_chunk_first(s);
+    s->beside.decoding = p->decoding;
+    s->beside.decode_ns = p->decode_ns;
+    s->beside.step_ns = hd_profile_p95_ns(s->c.profile, &p->load);
+}
+
+/* The last step is over. */
+static void end_flight(hd_sched *s) {
+    for (int i = 0; i < s->n_flight && s->flight == s->own_flight; i++) {
+        if (s->flight[i]) s->flight[i]->flight_ix = -1;
+    }
+    s->flight = s->own_flight;
+    s->n_flight = 0;
+    hd_sched_chunk_settle(s);
+}
+
 int hd_sched_plan(hd_sched *s, int64_t now_ns, hd_batch *b) {
     HD_ASSERT(!s->in_flight);
     HD_ASSERT(b->page_tok == s->c.page_tok && b->n_row_max >= s->c.n_row_max);
     HD_ASSERT(b->n_seq_max >= s->n_slot && b->n_page_max / s->n_page_seq >= s->n_slot);
-    for (int i = 0; i < s->n_flight; i++) {
-        if (s->flight[i]) s->flight[i]->flight_ix = -1;
-    }
-    s->n_flight = 0;
+    end_flight(s);
     hd_batch_clear(b);
     struct plan p = {.b = b,
                      .now_ns = now_ns,
@@ -426,14 +537,13 @@ int hd_sched_plan(hd_sched *s, int64_t now_ns, hd_batch *b) {
                      .aged = hd_sched_aged(s, now_ns)};
     bool prompts_only = s->prompts_next;
     if (s->n_run == 0) s->n_batch_left = hd_sched_min(s->n_waiting, s->n_slot);
-    hd_sched_compact(s, b);
-    make_way(s, &p);
-    hd_sched_reorder(s);
-    if (prompts_only) plan_prompts(s, &p);
-    s->prompts_next = false; /* never two steps running: decoding goes on */
-    if (b->n_row == 0) {
-        plan_decodes(s, &p);
-        plan_prompts(s, &p);
+    if (!plan_chunk(s, &p)) {
+        hd_sched_compact(s, b);
+        make_way(s, &p);
+        hd_sched_reorder(s);
+        if (prompts_only) plan_prompts(s, &p);
+        s->prompts_next = false; /* never two steps running: decoding goes on */
+        if (b->n_row == 0) plan_step(s, &p);
     }
     s->in_flight = b->n_row > 0;
     HD_ASSERT(s->in_flight || b->n_copy == 0);

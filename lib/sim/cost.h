@@ -27,6 +27,7 @@ typedef struct hd_cost {
     char model[HD_COST_NAME_MAX], backend[16], device[HD_COST_NAME_MAX], kv_dtype[8];
     int n_thread; /* as asked for; 0: one per core */
     int n_ctx, expand_min;
+    int n_layer; /* of which a step may compute some */
     int64_t kv_tok_bytes, weight_bytes;
     /* The formula; seconds. */
     int n_knot, knot[HD_COST_KNOT_MAX]; /* rows, ascending */

@@ -24,6 +24,7 @@ static const char kind[] = "hadal cost profile",
     X("threads", n_thread, 0)                                                                      \
     X("context", n_ctx, 2)                                                                         \
     X("expand_min", expand_min, 0)                                                                 \
+    X("layers", n_layer, 1)                                                                        \
     X("kv_bytes_per_token", kv_tok_bytes, 1)                                                       \
     X("weight_bytes", weight_bytes, 0)                                                             \
     X("points", n_point, 1)                                                                        \

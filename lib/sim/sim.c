@@ -52,6 +52,7 @@ void hd_sim_machine_enqueue(hd_sim_machine *m, const hd_batch *b) {
     hd_cost_load l;
     hd_cost_load_of(b, &l);
     double s = hd_cost_mean_s(m->cost, &l);
+    if (b->layer1 > 0) s *= (double)(b->layer1 - b->layer0) / m->cost->n_layer;
     s *= hd_cost_factor(m->cost, hd_random_uniform(&m->random));
     if (!(s <= step_max_s)) {
         s = step_max_s;
@@ -64,7 +65,7 @@ void hd_sim_machine_enqueue(hd_sim_machine *m, const hd_batch *b) {
     m->end_ns[m->n_under_way++] = from_ns + (int64_t)llround(s * 1e9) + 1;
     m->busy_s += s;
     m->n_step++;
-    m->n_row += (uint64_t)b->n_row;
+    if (b->layer0 == 0) m->n_row += (uint64_t)b->n_row;
 }
 
 void hd_sim_machine_fetch(hd_sim_machine *m) {

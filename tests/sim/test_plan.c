@@ -20,6 +20,7 @@ static hd_cost made_up(void) {
                  .n_thread = 2,
                  .n_ctx = 2048,
                  .expand_min = 43,
+                 .n_layer = 7,
                  .kv_tok_bytes = 4608,
                  .weight_bytes = 1 << 25,
                  .n_knot = 5,
@@ -190,6 +191,8 @@ static void equal_seeds_give_equal_results(void **state) {
         hd_trace t = make_trace((enum hd_trace_kind)k, 400, 100);
         hd_sim_config c = config_of(&cost, &t);
         c.n_replica = 1 + k;
+        c.is_async = k % 2; /* and then prompts are computed some layers at a time */
+        c.loop.sched.n_layer = k % 2 ? cost.n_layer : 0;
         hd_sim_result r[3];
         for (int i = 0; i < 3; i++) {
             c.seed = i < 2 ? 5 : 6;

@@ -3,11 +3,13 @@
  *
  * After every step all invariants hold and all KV that was read is what it should be; in the end
  * each request has got exactly its tokens, once and in order, and every page is free. Half of the
- * seeds are told a step's tokens only when the next step has been planned. How to run other seeds:
+ * seeds are told a step's tokens only when the next step has been planned; half of them compute
+ * prompts some layers at a time. How to run other seeds:
  * support/seeds.h. */
 #include "support/check.h"
 #include "support/fake_dev.h"
 #include "support/seeds.h"
+#include "support/slow_prompts.h"
 
 #include "base/mem.h"
 #include "sched/sched.h"
@@ -31,6 +33,7 @@ struct sim {
     test_rng rng;
     hd_sched_config c;
     hd_sched *s;
+    hd_profile *profile;
     fake_dev *dev;
     hd_batch b;
     int64_t now_ns;
@@ -45,7 +48,8 @@ struct sim {
     int prompt_max, new_max, n_salt, n_priority, n_family;
     int32_t family[N_FAMILY][FAMILY_TOK];
     int32_t *next;
-    uint64_t prompt_tok, hit_tok, n_finished, n_cancelled, n_refused, n_failed, n_tok_run;
+    uint64_t prompt_tok, hit_tok, n_finished, n_cancelled, n_refused, n_failed, n_tok_run, n_slice;
+    int layer; /* up to where the last step of some layers went */
 };
 
 static void choose_config(struct sim *m) {
@@ -68,6 +72,7 @@ static void choose_config(struct sim *m) {
     c->reorder_interval = rng_int(r, 1, 8);
     c->is_static = rng_chance(r, 0.1);
     c->compact_page_max = rng_chance(r, 0.5) ? 0 : rng_int(r, 1, 20);
+    c->n_layer = rng_chance(r, 0.5) ? 0 : rng_int(r, 1, 8);
     m->n_left = rng_int(r, 10, 60);
     m->arrive_p = rng_chance(r, 0.2) ? 1.0 : 0.02 + 0.3 * rng_int(r, 0, 2);
     m->cancel_p = rng_chance(r, 0.4) ? 0.0 : 0.01 * rng_int(r, 1, 10);
@@ -98,6 +103,8 @@ static void choose_config(struct sim *m) {
 static void sim_init(struct sim *m, uint64_t seed) {
     *m = (struct sim){.rng = {.x = seed * 0x9E3779B97F4A7C15U}};
     choose_config(m);
+    if (m->c.n_layer > 0) m->profile = test_slow_prompts(m->c.n_seq_max, m->c.n_row_max);
+    m->c.profile = m->profile;
     m->s = hd_sched_new(&m->c);
     hd_sched_batch_init(&m->c, &m->b);
     m->dev = fake_dev_new(m->c.n_page, m->c.page_tok, m->b.n_seq_max);
@@ -218,7 +225,8 @@ static void check_admitted(struct sim *m) {
         n_admitted += hd_seq_admitted_ns(m->live[i]->seq) == m->now_ns;
     }
     for (int i = 0; i < m->b.n_seq; i++) {
-        n_admitted -= hd_seq_admitted_ns(hd_sched_seq_at(m->s, &m->b, i)) == m->now_ns;
+        const hd_seq *q = hd_sched_seq_at(m->s, &m->b, i);
+        n_admitted -= q && hd_seq_admitted_ns(q) == m->now_ns;
     }
     assert_int_equal(n_admitted, 0);
 }
@@ -226,8 +234,17 @@ static void check_admitted(struct sim *m) {
 /* Before the run: what the batch says of each sequence agrees with the sequence. */
 static void check_batch(struct sim *m) {
     hd_batch_check(&m->b);
+    if (m->b.layer1 > 0) {
+        assert_true(m->b.layer0 == 0 || m->b.layer0 == m->layer);
+        assert_true(m->b.layer1 <= m->c.n_layer);
+        assert_true(m->b.layer1 == m->c.n_layer || m->b.n_out == 0);
+        m->layer = m->b.layer1;
+        m->n_slice++;
+    }
     for (int i = 0; i < m->b.n_seq; i++) {
         hd_seq *q = hd_sched_seq_at(m->s, &m->b, i);
+        assert_true(q || m->b.layer0 > 0); /* it ended with layers yet to compute */
+        if (!q) continue;
         struct request *r = hd_seq_user(q);
         check_forms(m, r);
         fake_dev_set_salt(m->dev, m->b.seq_slot[i], r->salt);
@@ -339,6 +356,7 @@ static void step(struct sim *m) {
 
 static void sim_fini(struct sim *m) {
     hd_sched_stats st;
+    assert_int_equal(hd_sched_plan(m->s, m->now_ns, &m->b), 0); /* pages of a prompt cut short */
     hd_sched_get_stats(m->s, &st);
     assert_int_equal(st.n_waiting + st.n_running + st.n_page_used, 0);
     assert_int_equal(st.prompt_tok, m->prompt_tok);
@@ -350,12 +368,13 @@ static void sim_fini(struct sim *m) {
     hd_sched_free(m->s);
     hd_batch_fini(&m->b);
     fake_dev_free(m->dev);
+    hd_profile_free(m->profile);
     hd_free(m->next);
 }
 
 struct totals {
     uint64_t n_finished, n_cancelled, n_refused, n_failed, n_preempt, n_tok_run, recomputed, hit,
-        prompt, n_moved;
+        prompt, n_moved, n_slice;
 };
 
 static void run_seed(uint64_t seed, void *totals) {
@@ -374,6 +393,7 @@ static void run_seed(uint64_t seed, void *totals) {
     t->n_failed += m.n_failed;
     t->n_preempt += st.n_preempt;
     t->n_tok_run += m.n_tok_run;
+    t->n_slice += m.n_slice;
     t->recomputed += st.recomputed_tok;
     t->hit += st.hit_tok;
     t->n_moved += st.n_moved;
@@ -387,17 +407,18 @@ static void every_request_gets_its_tokens(void **state) {
     seeds_run(run_seed, &t);
     print_message("%llu finished, %llu cancelled, %llu refused, %llu steps failed, "
                   "%llu preemptions, %llu rows, %llu recomputed, %llu of %llu prompt tokens hit, "
-                  "%llu pages moved\n",
+                  "%llu pages moved, %llu steps of some layers\n",
                   (unsigned long long)t.n_finished, (unsigned long long)t.n_cancelled,
                   (unsigned long long)t.n_refused, (unsigned long long)t.n_failed,
                   (unsigned long long)t.n_preempt, (unsigned long long)t.n_tok_run,
                   (unsigned long long)t.recomputed, (unsigned long long)t.hit,
-                  (unsigned long long)t.prompt, (unsigned long long)t.n_moved);
+                  (unsigned long long)t.prompt, (unsigned long long)t.n_moved,
+                  (unsigned long long)t.n_slice);
     if (seeds_count() < 100) return;
     /* The seeds are worth something only if they reach all this. */
     assert_true(t.n_finished > 0 && t.n_cancelled > 0 && t.n_refused > 0 && t.n_failed > 0);
     assert_true(t.n_moved > 100 && t.n_preempt > 100 && t.hit > 0 && t.hit < t.prompt &&
-                t.recomputed > 0);
+                t.recomputed > 0 && t.n_slice > 1000);
 }
 
 int main(int argc, char **argv) {

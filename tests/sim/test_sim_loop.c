@@ -1,7 +1,8 @@
 /* Simulation of the whole loop over the fake device: requests come, are cancelled and are refused
  * at random moments (between turns, while a step runs, from inside a receiver), receivers refuse
  * events, rows come out not finite, steps fail, the device dies when it is given a step or asked
- * for its tokens. Half of the devices run on their own, a step behind the loop.
+ * for its tokens. Half of the devices run on their own, a step behind the loop; half of the seeds
+ * compute prompts some layers at a time.
  *
  * Each request that was accepted is told its tokens, once and in order, and then exactly one end,
  * which is the right one; after every turn all invariants hold; in the end every page is free and
@@ -9,6 +10,7 @@
 #include "support/check.h"
 #include "support/fake_dev.h"
 #include "support/seeds.h"
+#include "support/slow_prompts.h"
 
 #include "base/mem.h"
 #include "engine/loop.h"
@@ -35,6 +37,7 @@ struct sim {
     test_rng rng;
     hd_loop_config c;
     hd_loop *loop;
+    hd_profile *profile; /* NULL: steps' times are not known */
     fake_dev *dev;
     int32_t *token[2]; /* [n_seq_max] of the steps under way */
     float *logits;     /* [n_seq_max, FAKE_N_VOCAB] of the last of them */
@@ -240,6 +243,9 @@ static void choose_sched(struct sim *m) {
     c->exact = rng_chance(r, 0.3);
     c->expand_min = rng_int(r, 0, 40);
     c->compact_page_max = rng_chance(r, 0.5) ? 0 : rng_int(r, 1, 16);
+    c->n_layer = rng_chance(r, 0.5) ? 0 : rng_int(r, 1, 8);
+    if (c->n_layer > 0) m->profile = test_slow_prompts(c->n_seq_max, c->n_row_max);
+    c->profile = m->profile;
 }
 
 static void sim_init(struct sim *m, uint64_t seed) {
@@ -291,6 +297,7 @@ static void sim_fini(struct sim *m) {
     assert_int_equal(st.generated_tok, m->told_tok);
     assert_int_equal(st.is_failed, m->is_dead);
     hd_loop_free(m->loop);
+    hd_profile_free(m->profile);
     fake_dev_free(m->dev);
     for (int i = 0; i < 2; i++) hd_free(m->token[i]);
     hd_free(m->logits);

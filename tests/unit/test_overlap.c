@@ -1,9 +1,10 @@
 /* The loop a step behind a device with memory of its own, over real models: requests get the tokens
- * that they get from a device that computes when it is told, whoever they share steps with, and the
- * device allocates nothing for them. */
+ * that they get from a device that computes when it is told, whoever they share steps with, also
+ * where prompts are computed some layers at a time, and the device allocates nothing for them. */
 #include "support/check.h"
 #include "support/far_dev.h"
 #include "support/rng.h"
+#include "support/slow_prompts.h"
 
 #include "engine/loop.h"
 #include "model/model.h"
@@ -19,6 +20,7 @@ typedef struct answer {
     int32_t prompt[N_CTX], token[N_NEW_MAX];
     float logprob[N_NEW_MAX];
     int n_prompt, n_token, n_end, finish;
+    uint64_t id;
 } answer;
 
 typedef struct rig {
@@ -26,7 +28,9 @@ typedef struct rig {
     hd_dev dev;
     hd_model *model;
     hd_loop *loop;
+    hd_profile *profile; /* NULL: steps' times are not known */
     int64_t now_ns;
+    int n_slice; /* steps of some layers so far */
     answer answer[N_REQUEST];
 } rig;
 
@@ -37,15 +41,19 @@ static void *rehearse(void *model) {
     return hd_model_rehearse(model, NULL, NULL) == HD_OK ? model : NULL;
 }
 
-static hd_status enqueue(void *ctx, const hd_batch *b) { return hd_model_enqueue(ctx, b); }
+static hd_status enqueue(void *ctx, const hd_batch *b) {
+    rig *g = ctx;
+    g->n_slice += b->layer1 > 0;
+    return hd_model_enqueue(g->model, b);
+}
 static hd_status fetch(void *ctx, hd_step_out *out) {
     hd_model_out o;
-    HD_TRY(hd_model_fetch(ctx, &o));
+    HD_TRY(hd_model_fetch(((rig *)ctx)->model, &o));
     *out = (hd_step_out){.token = o.token, .logits = o.logits};
     return HD_OK;
 }
 
-static void open_rig(rig *g, const char *family, hd_dev dev) {
+static void open_rig(rig *g, const char *family, hd_dev dev, hd_profile *profile) {
     static const int32_t no_token[3] = {0, 7, 255}, end[1] = {5};
     const hd_model_options o = {.n_row_max = 16,
                                 .n_seq_max = N_SEQ,
@@ -57,7 +65,7 @@ static void open_rig(rig *g, const char *family, hd_dev dev) {
                                 .no_token = no_token,
                                 .n_no_token = 3};
     char path[128];
-    *g = (rig){.dev = dev};
+    *g = (rig){.dev = dev, .profile = profile};
     snprintf(path, sizeof path, "tests/golden/families/%s", family);
     assert_ok(hd_checkpoint_open(test_path(path), &g->checkpoint));
     assert_ok(hd_model_open(g->checkpoint, &g->dev, &o, NULL, NULL, &g->model));
@@ -69,6 +77,8 @@ static void open_rig(rig *g, const char *family, hd_dev dev) {
     hd_loop_config c = {.sched = {.n_seq_max = N_SEQ,
                                   .n_row_max = 16,
                                   .chunked = true,
+                                  .profile = profile,
+                                  .n_layer = profile ? hd_model_hparams(g->model)->n_layer : 0,
                                   .n_pos_max = N_CTX,
                                   .n_page = N_PAGE,
                                   .page_tok = PAGE_TOK,
@@ -80,7 +90,7 @@ static void open_rig(rig *g, const char *family, hd_dev dev) {
                         .stepper = {.enqueue = enqueue,
                                     .fetch = fetch,
                                     .is_async = hd_dev_has_memory(&g->dev),
-                                    .ctx = g->model},
+                                    .ctx = g},
                         .n_vocab = hd_model_hparams(g->model)->n_vocab,
                         .no_token = no_token,
                         .n_no_token = 3,
@@ -92,6 +102,7 @@ static void open_rig(rig *g, const char *family, hd_dev dev) {
 
 static void close_rig(rig *g) {
     hd_loop_free(g->loop);
+    hd_profile_free(g->profile);
     hd_model_close(g->model);
     hd_dev_close(&g->dev);
     hd_checkpoint_close(g->checkpoint);
@@ -131,8 +142,7 @@ static void submit(rig *g, int i) {
     q.n_stop_token = i % 2 ? 2 : 0;
     q.on_event = on_event;
     q.user = a;
-    uint64_t id;
-    assert_ok(hd_loop_submit(g->loop, &q, &id));
+    assert_ok(hd_loop_submit(g->loop, &q, &a->id));
 }
 
 static void run(rig *g, bool alone) {
@@ -144,17 +154,17 @@ static void run(rig *g, bool alone) {
     while (hd_loop_turn(g->loop)) hd_loop_check(g->loop);
 }
 
-static void overlap_changes_no_token(void **state) {
-    (void)state;
+static void the_same_answers(bool has_slices) {
     static const char *const families[] = {"v3", "v2-lite-yarn", "llama"};
     static rig alone, behind;
     uint64_t n_page_moved = 0; /* while their requests ran */
     for (size_t f = 0; f < HD_COUNT_OF(families); f++) {
         hd_dev ref;
         assert_ok(hd_dev_open("ref", NULL, &ref));
-        open_rig(&alone, families[f], ref);
+        open_rig(&alone, families[f], ref, NULL);
         run(&alone, true);
-        open_rig(&behind, families[f], test_open_far());
+        open_rig(&behind, families[f], test_open_far(),
+                 has_slices ? test_slow_prompts(N_SEQ, 16) : NULL);
         uint64_t n_alloc = behind.dev.ops->n_alloc(behind.dev.ctx);
         assert_true(n_alloc > 0);
         run(&behind, false);
@@ -176,19 +186,29 @@ static void overlap_changes_no_token(void **state) {
             n_kind[a->finish]++;
         }
         assert_true(n_kind[HD_FINISH_LENGTH] > 0);
+        assert_true(has_slices ? behind.n_slice > N_REQUEST : behind.n_slice == 0);
         close_rig(&alone);
         close_rig(&behind);
     }
     assert_true(n_page_moved > 0);
 }
 
-/* A device that breaks while a step is under way ends every request with that. */
-static void a_device_that_breaks_ends_every_request(void **state) {
+static void overlap_changes_no_token(void **state) {
     (void)state;
+    the_same_answers(false);
+}
+
+static void layers_in_several_steps_change_no_token(void **state) {
+    (void)state;
+    the_same_answers(true);
+}
+
+/* A device that breaks while a step is under way ends every request with that. */
+static void break_device(bool has_slices) {
     static rig g;
-    open_rig(&g, "v3", test_open_far());
+    open_rig(&g, "v3", test_open_far(), has_slices ? test_slow_prompts(N_SEQ, 16) : NULL);
     for (int i = 0; i < N_REQUEST; i++) submit(&g, i);
-    for (int i = 0; i < 3; i++) hd_loop_turn(g.loop);
+    for (int i = 0; i < 3 || (has_slices && g.n_slice % 3 != 1); i++) hd_loop_turn(g.loop);
     test_break_far();
     while (hd_loop_turn(g.loop)) hd_loop_check(g.loop);
     int n_error = 0;
@@ -200,9 +220,55 @@ static void a_device_that_breaks_ends_every_request(void **state) {
     close_rig(&g);
 }
 
+static void a_device_that_breaks_ends_every_request(void **state) {
+    (void)state;
+    break_device(false);
+    break_device(true);
+}
+
+/* Requests that end while layers of their prompts are computed leave no page behind, and change no
+ * token of those who stay. */
+static void cancelled_between_layers(void **state) {
+    (void)state;
+    static rig g, alone;
+    hd_dev ref;
+    int n_cancelled = 0;
+    assert_ok(hd_dev_open("ref", NULL, &ref));
+    open_rig(&alone, "v3", ref, NULL);
+    run(&alone, true);
+    open_rig(&g, "v3", test_open_far(), test_slow_prompts(N_SEQ, 16));
+    for (int i = 0; i < N_REQUEST; i++) {
+        submit(&g, i);
+        for (int k = 0; k < 3; k++) {
+            int n_before = g.n_slice;
+            hd_loop_turn(g.loop);
+            hd_loop_check(g.loop);
+            if (g.n_slice == n_before || i % 2 == 0) continue;
+            hd_loop_cancel(g.loop, g.answer[i - 1].id); /* whose prompt may be the chunk's */
+        }
+    }
+    while (hd_loop_turn(g.loop)) hd_loop_check(g.loop);
+    for (int i = 0; i < N_REQUEST; i++) {
+        const answer *a = &alone.answer[i], *b = &g.answer[i];
+        assert_int_equal(b->n_end, 1);
+        bool is_cancelled = b->finish == HD_FINISH_CANCELLED;
+        n_cancelled += is_cancelled;
+        assert_true(is_cancelled ? b->n_token <= a->n_token : b->n_token == a->n_token);
+        assert_memory_equal(b->token, a->token, (size_t)b->n_token * sizeof *a->token);
+    }
+    assert_true(n_cancelled > 5);
+    hd_engine_stats s;
+    hd_loop_get_stats(g.loop, &s);
+    assert_int_equal(s.n_page_used, 0);
+    close_rig(&g);
+    close_rig(&alone);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(overlap_changes_no_token),
+        cmocka_unit_test(layers_in_several_steps_change_no_token),
+        cmocka_unit_test(cancelled_between_layers),
         cmocka_unit_test(a_device_that_breaks_ends_every_request),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

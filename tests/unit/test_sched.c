@@ -2,6 +2,7 @@
 #include "support/allocs.h"
 #include "support/check.h"
 #include "support/fake_dev.h"
+#include "support/slow_prompts.h"
 
 #include "base/mem.h"
 #include "sched/sched.h"
@@ -667,6 +668,44 @@ static void a_static_batch_is_closed(void **state) {
     teardown(&f);
 }
 
+/* Beside a sequence that decodes a prompt keeps the rows of its chunks, and every other step
+ * computes some of their layers; alone it is computed whole. */
+static void a_prompt_beside_decoding_is_cut_by_layers(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    hd_profile *profile = test_slow_prompts(c.n_seq_max, c.n_row_max);
+    c.n_layer = 8;
+    c.profile = profile;
+    struct fixture f = setup(c);
+    hd_seq *a = submitted(&f, seq(&f, 0, 100, 80));
+    assert_int_equal(step(&f), 64);
+    assert_int_equal(step(&f), 36);
+    assert_int_equal(step(&f), 1);
+    hd_seq *b = submitted(&f, seq(&f, 2000, 150, 2));
+    static const int n_rows[] = {64, 64, 22};
+    for (int i = 0; i < 3; i++) {
+        for (int layer = 0; layer < c.n_layer; layer = f.b.layer1) {
+            assert_int_equal(step(&f), 1);
+            assert_int_equal(f.b.layer1, 0);
+            assert_ptr_equal(hd_sched_seq_at(f.s, &f.b, 0), a);
+            assert_int_equal(step(&f), n_rows[i]);
+            assert_ptr_equal(hd_sched_seq_at(f.s, &f.b, 0), b);
+            assert_int_equal(f.b.layer0, layer);
+            assert_in_range(f.b.layer1, layer + 1, c.n_layer);
+            assert_int_equal(f.b.n_out, i == 2 && f.b.layer1 == c.n_layer);
+        }
+        assert_int_equal(hd_seq_n_computed(b), 64 * i + n_rows[i]);
+    }
+    assert_int_equal(step(&f), 2); /* both decode */
+    while (step(&f) > 0) continue;
+    assert_int_equal(hd_seq_get_state(a), HD_SEQ_DONE);
+    assert_int_equal(hd_seq_get_state(b), HD_SEQ_DONE);
+    hd_seq_free(a);
+    hd_seq_free(b);
+    teardown(&f);
+    hd_profile_free(profile);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(repeat_hits_all_whole_pages_but_the_last_token),
@@ -689,6 +728,7 @@ int main(void) {
         cmocka_unit_test(scattered_pages_are_brought_together),
         cmocka_unit_test(looking_for_a_place_costs_no_page),
         cmocka_unit_test(a_static_batch_is_closed),
+        cmocka_unit_test(a_prompt_beside_decoding_is_cut_by_layers),
         cmocka_unit_test(nothing_is_allocated_while_running),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -102,7 +102,7 @@ ALWAYS void store_product(int reg, int32_t *to) {
 typedef struct tile_job {
     const weights *w;
     const panel *x;
-    int n_strip, n_sub; /* blocks that count; the others' products are not used */
+    int n_strip, n_sub; /* n_sub: blocks that there are, of 8 in each strip */
     bool is_first;      /* super-block: sums begin */
     float *c;           /* [16, HD_CPU_STRIP] */
     /* Memory that is read next, n_line lines for each block: fetched on the side. */
@@ -159,8 +159,9 @@ ALWAYS void ask(const tile_job *j, int at) {
         __builtin_prefetch(p + 64 * (at % BLOCKS * j->n_line + i), 0, 2);
 }
 
-/* A block has n_part products: of its halves, and of these the upper and the lower bytes. */
-ALWAYS void run_tile(enum kind kind, bool is_wide, const tile_job *j) {
+/* A block has n_part products: of its halves, and of these the upper and the lower bytes. is_whole:
+ * each strip has all its blocks. */
+ALWAYS void run_tile(enum kind kind, bool is_wide, bool is_whole, const tile_job *j) {
     _Alignas(64) int32_t product[AHEAD][ROWS * 16];
     int n_part = (kind == SPLIT ? 2 : 1) * (is_wide ? 2 : 1);
     int n_step = j->n_strip * BLOCKS * n_part;
@@ -171,19 +172,26 @@ ALWAYS void run_tile(enum kind kind, bool is_wide, const tile_job *j) {
             int part = i % n_part, at = first / n_part + i / n_part, b = at % BLOCKS;
             int half = part / (is_wide ? 2 : 1);
             const int8_t *x = is_wide && part % 2 == 1 ? j->x->lower[b][0] : j->x->q[b][0];
-            if (part == 0 && first < n_step) ask(j, at);
-            if (first < n_step) start_product(i, x + 16 * half, j->w->code[at][4 * half]);
+            if (first < n_step && (is_whole || b < j->n_sub)) {
+                if (part == 0) ask(j, at);
+                start_product(i, x + 16 * half, j->w->code[at][4 * half]);
+            }
             if (first > 0 && part == n_part - 1)
                 add_step(kind, is_wide, j, at - AHEAD / n_part, product[i - part], acc);
-            if (i == AHEAD - 1 ? first < n_step : first > 0)
+            bool has_stored = is_whole || (first + i + 1 - AHEAD) / n_part % BLOCKS < j->n_sub;
+            if ((i == AHEAD - 1 ? first < n_step : first > 0) && has_stored)
                 store_product((i + 1) % AHEAD, product[(i + 1) % AHEAD]);
         }
     }
 }
 
 #define TILES(name, kind)                                                                          \
-    static void narrow_##name(const tile_job *j) { run_tile(kind, false, j); }                     \
-    static void wide_##name(const tile_job *j) { run_tile(kind, true, j); }
+    static void narrow_##name(const tile_job *j) {                                                 \
+        j->n_sub == BLOCKS ? run_tile(kind, false, true, j) : run_tile(kind, false, false, j);     \
+    }                                                                                              \
+    static void wide_##name(const tile_job *j) {                                                   \
+        j->n_sub == BLOCKS ? run_tile(kind, true, true, j) : run_tile(kind, true, false, j);       \
+    }
 TILES(plain, PLAIN)
 TILES(with_minimum, WITH_MINIMUM)
 TILES(split, SPLIT)
@@ -281,18 +289,18 @@ static bool tile_rows(const hd_cpu_packed_product *p, int n_row) {
     bool is_done = true;
     tile_job j = {.w = &w, .x = &x, .n_strip = p->n_strip, .strip_bytes = strip_bytes};
     int n_tile = (n_row + ROWS - 1) / ROWS;
-    j.n_line = ((int)super_bytes / 64 + n_tile * BLOCKS - 1) / (n_tile * BLOCKS);
     set_tiles(kind == SPLIT ? 16 : 32);
     for (int k = 0; is_done && k < p->n_in; k += HD_CPU_SUPER, at += super_bytes) {
         int left = p->n_in - k;
         j.n_sub = (left < HD_CPU_SUPER ? left : HD_CPU_SUPER) / HD_CPU_SUB;
         j.is_first = k == 0;
+        j.n_line = ((int)super_bytes / 64 + n_tile * j.n_sub - 1) / (n_tile * j.n_sub);
         j.ahead = p->strip + at + super_bytes;
         if (left <= HD_CPU_SUPER) j.ahead = p->strip + (size_t)p->n_strip * strip_bytes;
         for (int s = 0; s < p->n_strip; s++)
             is_done &=
                 take_codes(p->format, p->strip + (size_t)s * strip_bytes + at, j.n_sub, s, &w);
-        for (int r = 0; is_done && r < n_row; r += ROWS, j.ahead += 64 * BLOCKS * j.n_line) {
+        for (int r = 0; is_done && r < n_row; r += ROWS, j.ahead += 64 * j.n_sub * j.n_line) {
             (p->is_wide ? take_wide_rows : take_narrow_rows)(
                 p, r, (size_t)(k / HD_CPU_SUB) * p->x_step, j.n_sub, &x);
             j.c = r + ROWS > n_row ? rest : p->c + (size_t)r * HD_CPU_STRIP;

@@ -107,7 +107,7 @@ order() {
         "$HADAL" bench --attention -t 1 --depth 4096 --batch 1,16 --prompt 64 --seconds 0.5 --block-size $b
     done
 }
-# 32 sequences that decode, alone; with a long prompt; and with that in one step, which 32 gaps between tokens meet: more than 1 % of
+# 32 sequences that decode, alone; with a long prompt; with that in the absorbed form; and in one step, which 32 gaps between tokens meet: more than 1 % of
 # them for answers of 100 tokens, so that p99 shows it. Then what a step's activations take: the log of a server that starts.
 isolation() {
     for n in 200 100; do
@@ -115,8 +115,9 @@ isolation() {
         awk -v n=$n 'BEGIN { for (i = 0; i < 32; i++) printf "0,16,%d,,,standard\n", n }' >>"$OUT/quiet.csv"
         { cat "$OUT/quiet.csv"; echo "0.5,$LONG,1,,,standard"; } >"$OUT/disturbed.csv"
         sim --trace "$OUT/quiet.csv"
-        sim --trace "$OUT/disturbed.csv"
-        sim --trace "$OUT/disturbed.csv" --no-enable-chunked-context --max-num-batched-tokens "$LONG"
+        sim --trace "$OUT/disturbed.csv" --queue-timeout 0
+        sim --trace "$OUT/disturbed.csv" --queue-timeout 0 --exact
+        sim --trace "$OUT/disturbed.csv" --queue-timeout 0 --no-enable-chunked-context --max-num-batched-tokens "$LONG"
     done
     for n in 512 "$LONG"; do
         say "workspace of a step of $n tokens"

@@ -171,13 +171,14 @@ static void plan_decodes(hd_sched *s, struct plan *p) {
 static int64_t bound_of(const hd_sched *s, const struct plan *p, const hd_seq *q) {
     int64_t bound = s->c.step_max_ns > 0 ? s->c.step_max_ns : INT64_MAX;
     int64_t left_ns = (int64_t)((double)q->prompt_ns * (q->n_tok - q->n_computed) / q->n_prompt);
+    int lane = q->bucket > (int)q->service ? q->bucket : (int)q->service;
     bool others_wait = s->n_waiting > (q->state == HD_SEQ_WAITING);
     bool is_late = (p->is_pressed && others_wait) || p->now_ns + left_ns > q->due_ns;
     for (int k = 0; k < HD_SERVICE_COUNT && p->decode_ns > 0; k++) {
         if (!(p->decoding >> k & 1)) continue;
         double ns = (double)p->decode_ns * s->target[k].slowdown;
-        /* Never at the expense of a more urgent class. */
-        if (is_late && (int)q->service <= k) ns *= LATE_FACTOR;
+        /* Never at the expense of a class more urgent than its own or than its lane. */
+        if (is_late && lane <= k) ns *= LATE_FACTOR;
         if (s->target[k].itl_ns > 0) ns = (double)s->target[k].itl_ns;
         if (ns < (double)bound) bound = (int64_t)ns;
     }

@@ -533,6 +533,31 @@ static void a_step_is_stretched_for_those_who_wait(void **state) {
     assert_true(longest_under_load(true) > 3);
 }
 
+/* A prompt too long for its class's lane is late in the next one: it does not stretch the steps of
+ * its own class, which it is not to stand before. */
+static void a_long_prompt_stretches_no_step_of_its_class(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    c.target[HD_SERVICE_STANDARD].ttft_ns = 200 * (int64_t)MS;
+    c.target[HD_SERVICE_BATCH].ttft_ns = 500 * (int64_t)MS;
+    world w;
+    open_world(&w, c);
+    hd_seq *q[9];
+    for (int i = 0; i < 8; i++) q[i] = submit_as(&w, 8, 1000, HD_SERVICE_STANDARD);
+    step(&w);
+    int64_t alone_ns = step(&w), longest_ns = 0;
+    q[8] = submit(&w, 10000, 1, (hd_seq_spec){.service = HD_SERVICE_STANDARD, .priority = -1});
+    while (hd_seq_get_state(q[8]) != HD_SEQ_DONE) {
+        int64_t ns = step(&w);
+        if (ns > longest_ns) longest_ns = ns;
+    }
+    assert_true(w.now_ns > hd_seq_due_ns(q[8])); /* it was late */
+    assert_true((double)longest_ns <= 2.1 * (double)alone_ns);
+    run_out(&w);
+    for (int i = 0; i < 9; i++) hd_seq_free(q[i]);
+    close_world(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(classes_go_before_each_other),
@@ -547,6 +572,7 @@ int main(void) {
         cmocka_unit_test(a_favourite_passes_for_a_while),
         cmocka_unit_test(prompts_leave_decoders_their_pace),
         cmocka_unit_test(a_step_is_stretched_for_those_who_wait),
+        cmocka_unit_test(a_long_prompt_stretches_no_step_of_its_class),
         cmocka_unit_test(the_wait_knows_what_is_asked_for),
         cmocka_unit_test(steps_keep_their_bound),
         cmocka_unit_test(late_prompts_get_more),

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { N_SEQ = 26 };
+enum { N_SEQ = 26, N_BEST = 20 };
 /* The cache's type: HADAL_TEST_KV, F32 without. */
 static enum hd_kv_type kv_type(void) {
     const char *name = getenv("HADAL_TEST_KV");
@@ -18,12 +18,14 @@ static enum hd_kv_type kv_type(void) {
     return t;
 }
 
-/* Of each logit; where products round to BF16, or the cache has codes, only the mean is bounded,
- * because a tie of a router that turns moves all of a prompt's (docs/precision.md), and 5 % of the
- * greedy tokens may differ. */
+/* Of each logit; where products round to BF16, or the cache has codes, only means are bounded: a
+ * tie of a router that turns moves all of a prompt's logits (docs/precision.md), so the prompts'
+ * median more closely than the mean of all; and 5 % of the greedy tokens may differ. */
 static bool is_rounded(void) { return kv_type() != HD_KV_F32 || test_bound(0, 1) > 0; }
 static double logit_bound(void) { return is_rounded() ? INFINITY : 1e-3; }
-static double mean_bound(void) { return kv_type() == HD_KV_FP8 ? 0.4 : 0.1; }
+static bool has_codes(void) { return kv_type() == HD_KV_FP8 || kv_type() == HD_KV_INT8; }
+static double mean_bound(void) { return has_codes() ? 0.4 : 0.1; }
+static double median_bound(void) { return kv_type() == HD_KV_FP8 ? 0.3 : 0.08; }
 static int n_other_max(void) { return is_rounded() ? 24 : 0; }
 
 struct run {
@@ -31,6 +33,7 @@ struct run {
     hd_scorer *scorer;
     int prompt_of[N_SEQ], n_vocab, n_greedy, n_other;
     double worst, sum;
+    double mean[N_SEQ]; /* by prompt */
     int n_logit;
 };
 
@@ -53,9 +56,10 @@ static void check_top(struct run *r, const json_t *prompt, int ix, const float *
                      (double)logits[id]);
         r->worst = fmax(r->worst, error);
         r->sum += error;
+        r->mean[ix] += error / N_BEST;
         r->n_logit++;
     }
-    assert_true(k == 20);
+    assert_true(k == N_BEST);
 }
 
 static void on_logits(void *user, int seq, int pos, const float *logits) {
@@ -92,6 +96,11 @@ static void add_prompt(struct run *r, int ix, enum hd_mla_form form) {
     free(id);
 }
 
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
 static void logits_and_greedy_tokens(enum hd_mla_form form) {
     json_error_t error;
     json_t *root = json_load_file(test_path("tests/golden/mini/golden.json"), 0, &error);
@@ -123,10 +132,15 @@ static void logits_and_greedy_tokens(enum hd_mla_form form) {
     }
     while (hd_scorer_step(r.scorer, 0, on_logits, &r) > 0) continue;
     assert_int_equal(r.n_greedy, n_want);
-    if (!(r.sum / r.n_logit <= mean_bound())) fail_msg("mean error %g", r.sum / r.n_logit);
-    print_message("form %d: error of a best logit %.2g, in the mean %.2g; %d of %d greedy tokens "
-                  "equal\n",
-                  form, r.worst, r.sum / r.n_logit, r.n_greedy - r.n_other, r.n_greedy);
+    double mean = r.sum / r.n_logit;
+    qsort(r.mean, N_SEQ, sizeof *r.mean, by_size);
+    double median = r.mean[N_SEQ / 2];
+    print_message("form %d: error of a best logit %.2g, in the mean %.2g, in a prompt's mean %.2g "
+                  "(median) and %.2g (largest); %d of %d greedy tokens equal\n",
+                  form, r.worst, mean, median, r.mean[N_SEQ - 1], r.n_greedy - r.n_other,
+                  r.n_greedy);
+    if (!(mean <= mean_bound())) fail_msg("mean error %g", mean);
+    if (!(median <= median_bound())) fail_msg("median of the prompts' mean errors %g", median);
     hd_scorer_free(r.scorer);
     hd_model_close(m);
     hd_dev_close(&dev);

@@ -1,5 +1,6 @@
 // What each tensor format and each mix costs the embedded model: size, perplexity and divergence from its
-// BF16 weights on held-out text, without and with an importance matrix, and what the cpu backend adds to ref.
+// BF16 weights on held-out text, without and with an importance matrix, and what the cpu backend adds to ref, with
+// activations of 16 bits (--dtype float32) and as it is by default.
 // Usage: node tools/format_table.mjs [--bin build/release/hadal] [--limit N] [--ref-limit N] [--types A,B] [--json FILE]
 // Prints the tables of docs/precision.md. Importance is measured on the rendered items of eval_items.jsonl.gz,
 // which are none of heldout.txt. All windows: context 512, stride 511.
@@ -58,20 +59,23 @@ function measure(type, ...args) {
     return { made, scored: score(at('model.gguf'), o.limit, '--against', at('base')) };
   };
   const weighted = one('--imatrix', at('imatrix.gguf')), plain = one();
-  score(at('model.gguf'), o['ref-limit'], '--save-logits', at('cpu'));
-  const ref = score(at('model.gguf'), o['ref-limit'], '--backend', 'ref', '--against', at('cpu'));
+  const exact = score(at('model.gguf'), o.limit, '--dtype', 'float32');
+  score(at('model.gguf'), o['ref-limit'], '--backend', 'ref', '--save-logits', at('ref'));
+  const ref = ['float32', 'auto'].map((dtype) => score(at('model.gguf'), o['ref-limit'], '--dtype', dtype, '--against', at('ref')));
   process.stderr.write(`${type} ${args.join(' ')}: ${plain.scored.kl_mean}, ${weighted.scored.kl_mean}\n`);
   return { type, bits_per_weight: plain.made.bits_per_weight, tensor_bytes: plain.made.tensor_bytes,
-    formats: formats(plain.made.tensors), plain: plain.scored, weighted: weighted.scored, ref };
+    formats: formats(plain.made.tensors), plain: plain.scored, weighted: weighted.scored, exact, ref };
 }
 
 const kl = (s) => `${s.kl_mean.toFixed(3)} ± ${s.kl_mean_error.toFixed(3)}`;
 const percent = (x) => `${(100 * x).toFixed(1)} %`;
 const row = (r) => `| ${r.type} | ${r.bits_per_weight.toFixed(2)} | ${(r.tensor_bytes / 1e6).toFixed(1)} MB | ${r.formats} | ${
   r.plain.perplexity.toFixed(2)} | ${kl(r.plain)} | ${r.plain.kl_median.toFixed(3)} | ${r.plain.kl_99.toFixed(2)} | ${percent(r.plain.top1_agreement)} | ${
-  r.weighted.perplexity.toFixed(2)} | ${kl(r.weighted)} | ${percent(r.weighted.top1_agreement)} | ${r.ref.kl_mean.toExponential(0)} |`;
+  r.weighted.perplexity.toFixed(2)} | ${kl(r.weighted)} | ${percent(r.weighted.top1_agreement)} | ${
+  r.exact.perplexity.toFixed(2)} (x ${(r.plain.perplexity / r.exact.perplexity).toFixed(4)}) | ${r.ref.map((x) => x.kl_mean.toExponential(0)).join(' | ')} |`;
 const head = ['type', 'bits a weight', 'tensors', 'formats used', 'perplexity', 'mean KL', 'median', '99 %', 'same best token',
-  'with importance: perplexity', 'mean KL', 'same best token', 'ref against cpu: mean KL'];
+  'with importance: perplexity', 'mean KL', 'same best token', '`--dtype float32`: perplexity (x what auto makes of it)',
+  '`ref` against it: mean KL', '`ref` against auto'];
 
 const chosen = o.types?.split(',');
 const tables = [['One format for every matrix (`--pure`)', pure, ['--pure']], ['Mixes', mixes, []]];

@@ -61,7 +61,7 @@ void hd_cpu_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
                                            .n_row = n_row,
                                            .n = a->d_model,
                                            .out = c->normed,
-                                           .input = hd_cpu_input_of_both(q_in, a->kv_a)});
+                                           .input = hd_cpu_input_of_both(c, q_in, a->kv_a)});
     size_t q_width = (size_t)q_in->n_out;
     hd_cpu_mul in = {.n_row = n_row, .x = c->normed, .ldx = (size_t)a->d_model, .xq = xq};
     hd_cpu_mul m[2] = {in, in};
@@ -70,7 +70,7 @@ void hd_cpu_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
     hd_cpu_mul_run(c, m, 2);
 
     qkv_job j = {.c = c, .a = a};
-    if (a->q == NULL) j.q = hd_cpu_qrows_of(c, hd_cpu_input_of(a->q_b), 1, n_row, a->q_b->n_in);
+    if (a->q == NULL) j.q = hd_cpu_qrows_of(c, hd_cpu_input_of(c, a->q_b), 1, n_row, a->q_b->n_in);
     hd_cpu_rows(c, n_row, 4 * width, latent_row, &j);
     if (a->q == NULL) {
         hd_cpu_mul up = {.w = a->q_b,

@@ -22,6 +22,7 @@ static hd_status cpu_open(const hd_dev_config *config, void **ctx) {
     hd_cpu *c = hd_alloc_zero(1, sizeof *c);
     c->k = k;
     c->n_thread = n_thread;
+    c->is_wide = config != NULL && config->compute == HD_COMPUTE_FLOAT32;
     hd_cpu_store_open(c);
     hd_status s = hd_pool_open(n_thread, &c->pool);
     if (s != HD_OK) {
@@ -124,7 +125,7 @@ static void cpu_proj_add(void *ctx, const struct hd_op_proj_add *args) {
                     .y = args->x,
                     .ldy = (size_t)args->w->n_out,
                     .into = args->is_partial ? HD_CPU_STORE : HD_CPU_ADD};
-    m.xq = hd_cpu_quantise(c, &(hd_cpu_quantising){.input = hd_cpu_input_of(args->w),
+    m.xq = hd_cpu_quantise(c, &(hd_cpu_quantising){.input = hd_cpu_input_of(c, args->w),
                                                    .x = args->a,
                                                    .ldx = n_in,
                                                    .n_row = args->n_row,
@@ -151,7 +152,7 @@ static void cpu_ffn(void *ctx, const struct hd_op_ffn *args) {
                                            .n_row = args->n_row,
                                            .n = args->d_model,
                                            .out = c->normed,
-                                           .input = hd_cpu_input_of_both(args->gate, args->up)});
+                                           .input = hd_cpu_input_of_both(c, args->gate, args->up)});
     hd_cpu_mul_run(c, &in, 1);
     hd_cpu_mul out = {.w = args->down,
                       .n_row = args->n_row,
@@ -160,7 +161,7 @@ static void cpu_ffn(void *ctx, const struct hd_op_ffn *args) {
                       .y = args->x,
                       .ldy = d,
                       .into = args->is_partial ? HD_CPU_STORE : HD_CPU_ADD};
-    out.xq = hd_cpu_quantise(c, &(hd_cpu_quantising){.input = hd_cpu_input_of(args->down),
+    out.xq = hd_cpu_quantise(c, &(hd_cpu_quantising){.input = hd_cpu_input_of(c, args->down),
                                                      .slot = 1,
                                                      .x = c->a,
                                                      .ldx = f,
@@ -188,7 +189,7 @@ static void cpu_head(void *ctx, const struct hd_op_head *args) {
                                                   .n_row = n,
                                                   .n = args->d_model,
                                                   .out = c->normed,
-                                                  .input = hd_cpu_input_of(args->w)});
+                                                  .input = hd_cpu_input_of(c, args->w)});
         hd_cpu_mul_run(c, &m, 1);
     }
 }

@@ -82,6 +82,7 @@ typedef struct hd_cpu {
     struct hd_cpu_store *store; /* memory of repacked weights */
     const hd_cpu_kernels *k;
     int n_thread;
+    bool is_wide; /* HD_COMPUTE_FLOAT32: activations of 16 bits meet weights of every format */
     hd_dev_limits limits;
     hd_dev_observer observer; /* inputs NULL: nobody */
     _Atomic uint64_t kv_lost; /* values that a cache could not hold */
@@ -162,12 +163,13 @@ static inline const unsigned char *hd_cpu_strips(const hd_weight *w, int mat) {
 /* What a weight multiplies: rows of floats, or of integers of 8 or of 16 bits (docs/precision.md).
  * Of several weights, the most. */
 enum hd_cpu_input { HD_CPU_FLOAT, HD_CPU_NARROW, HD_CPU_WIDE };
-static inline enum hd_cpu_input hd_cpu_input_of(const hd_weight *w) {
+static inline enum hd_cpu_input hd_cpu_input_of(const hd_cpu *c, const hd_weight *w) {
     if (w == NULL || w->prepared == NULL) return HD_CPU_FLOAT;
-    return w->format == HD_Q8_0 ? HD_CPU_WIDE : HD_CPU_NARROW;
+    return c->is_wide || w->format == HD_Q8_0 ? HD_CPU_WIDE : HD_CPU_NARROW;
 }
-static inline enum hd_cpu_input hd_cpu_input_of_both(const hd_weight *a, const hd_weight *b) {
-    enum hd_cpu_input x = hd_cpu_input_of(a), y = hd_cpu_input_of(b);
+static inline enum hd_cpu_input hd_cpu_input_of_both(const hd_cpu *c, const hd_weight *a,
+                                                     const hd_weight *b) {
+    enum hd_cpu_input x = hd_cpu_input_of(c, a), y = hd_cpu_input_of(c, b);
     return x > y ? x : y;
 }
 

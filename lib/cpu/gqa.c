@@ -54,7 +54,7 @@ void hd_cpu_gqa_qkv(void *ctx, const struct hd_op_gqa_qkv *args) {
     int n_row = a->batch->n_row;
     size_t n_kv = (size_t)a->k->n_out;
     HD_ASSERT(n_row <= c->limits.n_row && a->k->n_out <= c->limits.n_kv);
-    enum hd_cpu_input of_q = hd_cpu_input_of(a->q), of_kv = hd_cpu_input_of_both(a->k, a->v);
+    enum hd_cpu_input of_q = hd_cpu_input_of(c, a->q), of_kv = hd_cpu_input_of_both(c, a->k, a->v);
     hd_cpu_qrows xq = hd_cpu_norm(c, &(hd_cpu_norm_rows){.x = a->x,
                                                          .ldx = (size_t)a->d_model,
                                                          .w = a->norm,

@@ -163,8 +163,8 @@ void hd_cpu_moe(void *ctx, const struct hd_op_moe *args) {
     HD_ASSERT(n_expert <= c->limits.n_expert);
     int n_pick = sort_rows(c, a);
 
-    enum hd_cpu_input routed = hd_cpu_input_of_both(a->gate, a->up),
-                      shared = hd_cpu_input_of_both(a->shared_gate, a->shared_up);
+    enum hd_cpu_input routed = hd_cpu_input_of_both(c, a->gate, a->up),
+                      shared = hd_cpu_input_of_both(c, a->shared_gate, a->shared_up);
     hd_cpu_qrows xq =
         hd_cpu_quantise(c, &(hd_cpu_quantising){.input = routed > shared ? routed : shared,
                                                 .x = a->normed,
@@ -190,14 +190,14 @@ void hd_cpu_moe(void *ctx, const struct hd_op_moe *args) {
     }
     hd_cpu_mul_run(c, c->mul, n_mul);
 
-    hd_cpu_qrows hq = hd_cpu_quantise(c, &(hd_cpu_quantising){.input = hd_cpu_input_of(a->down),
+    hd_cpu_qrows hq = hd_cpu_quantise(c, &(hd_cpu_quantising){.input = hd_cpu_input_of(c, a->down),
                                                               .slot = 1,
                                                               .x = h,
                                                               .ldx = f,
                                                               .n_row = n_pick,
                                                               .n_k = (int)f});
     hd_cpu_qrows hsq =
-        hd_cpu_quantise(c, &(hd_cpu_quantising){.input = hd_cpu_input_of(a->shared_down),
+        hd_cpu_quantise(c, &(hd_cpu_quantising){.input = hd_cpu_input_of(c, a->shared_down),
                                                 .x = hs,
                                                 .ldx = fs,
                                                 .n_row = a->n_row,

@@ -64,7 +64,7 @@ static void packed_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const
         t->xq[r] = hd_cpu_qrow(&m->xq, m->x_row != NULL ? m->x_row[p->row0 + r] : p->row0 + r);
     c->k->packed_product(
         &(hd_cpu_packed_product){.format = w->format,
-                                 .is_wide = m->is_exact || hd_cpu_input_of(w) == HD_CPU_WIDE,
+                                 .is_wide = m->is_exact || hd_cpu_input_of(c, w) == HD_CPU_WIDE,
                                  .n_row = p->n_row,
                                  .n_in = w->n_in,
                                  .n_strip = (int)hd_cpu_pad(p->n_o) / HD_CPU_STRIP_OUT,

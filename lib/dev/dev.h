@@ -18,8 +18,9 @@
 
 /* What a GPU's products compute with: sums of BF16 terms that are as right as float32, or inputs
  * and weights rounded to BF16 once; sums are float32 either way, and the router's product is always
- * the former (its choice is discontinuous). AUTO: float32 for F32 weights, bfloat16 for others. ref
- * and cpu compute in one way each. */
+ * the former (its choice is discontinuous). AUTO: float32 for F32 weights, bfloat16 for others. On
+ * cpu FLOAT32 rounds the activations that quantised weights meet to 16 bits, the others most of
+ * them to 8 (docs/precision.md); ref computes in one way. */
 enum hd_compute { HD_COMPUTE_AUTO, HD_COMPUTE_FLOAT32, HD_COMPUTE_BFLOAT16 };
 
 typedef struct hd_dev_config {

@@ -194,38 +194,57 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+typedef struct closeness {
+    double kl_mean, kl_median, ln_perplexity;
+    int n;
+} closeness;
+
+/* Over all positions; the perplexity of the prompts' own tokens, as the logarithm of its ratio. */
+static closeness closeness_of(const sink *ref, const sink *cpu) {
+    double *kl = NULL, sum = 0, nll = 0, error = 0;
+    int n = 0, n_scored = 0;
+    for (int ix = 0; ix < N_PROMPT; ix++) {
+        int n_pos = n_of(ix, "ids"), n_vocab = ref->n_vocab;
+        kl = realloc(kl, sizeof *kl * (size_t)(n + n_pos));
+        assert_non_null(kl);
+        for (int pos = 0; pos < n_pos; pos++, n++) {
+            const float *p = ref->logits[ix] + (size_t)pos * (size_t)n_vocab;
+            const float *q = cpu->logits[ix] + (size_t)pos * (size_t)n_vocab;
+            kl[n] = kl_of(p, q, n_vocab, &error);
+            sum += kl[n];
+            if (pos + 1 == n_pos) continue;
+            int next = id_of(ix, "ids", pos + 1);
+            nll += log_sum_exp(q, n_vocab) - (double)q[next];
+            nll -= log_sum_exp(p, n_vocab) - (double)p[next];
+            n_scored++;
+        }
+    }
+    qsort(kl, (size_t)n, sizeof *kl, by_size);
+    closeness out = {sum / n, kl[n / 2], nll / n_scored, n};
+    free(kl);
+    return out;
+}
+
 /* Activations of 8 bits: the mean KL is that of router ties that turn, the median what rounding
- * costs; the score of the prompts' own tokens moves to either side. */
+ * costs; the perplexity moves to either side. 16 bits are as near as float weights are. */
 static void rounded_activations_stay_near_the_oracle(void **state) {
     (void)state;
     for (int w = N_WEIGHTS; w < N_PATH; w++) {
-        sink ref = every_logit(w, "ref", NULL), cpu = every_logit(w, "cpu", NULL);
-        double *kl = NULL, sum = 0, nll = 0, error = 0;
-        int n = 0, n_scored = 0;
-        for (int ix = 0; ix < N_PROMPT; ix++) {
-            int n_pos = n_of(ix, "ids");
-            kl = realloc(kl, sizeof *kl * (size_t)(n + n_pos));
-            assert_non_null(kl);
-            for (int pos = 0; pos < n_pos; pos++, n++) {
-                const float *p = ref.logits[ix] + (size_t)pos * (size_t)ref.n_vocab;
-                const float *q = cpu.logits[ix] + (size_t)pos * (size_t)cpu.n_vocab;
-                kl[n] = kl_of(p, q, ref.n_vocab, &error);
-                sum += kl[n];
-                if (pos + 1 == n_pos) continue;
-                int next = id_of(ix, "ids", pos + 1);
-                nll += log_sum_exp(q, cpu.n_vocab) - (double)q[next] - log_sum_exp(p, ref.n_vocab) +
-                       (double)p[next];
-                n_scored++;
-            }
+        sink ref = every_logit(w, "ref", NULL);
+        for (int is_wide = 0; is_wide <= 1; is_wide++) {
+            hd_dev_config config = {.compute = is_wide ? HD_COMPUTE_FLOAT32 : HD_COMPUTE_AUTO};
+            sink cpu = every_logit(w, "cpu", &config);
+            closeness c = closeness_of(&ref, &cpu);
+            print_message(
+                "%s, %d bits: %d positions, KL mean %.2g, median %.2g, perplexity x %.4f\n",
+                narrow[w - N_WEIGHTS], is_wide ? 16 : 8, c.n, c.kl_mean, c.kl_median,
+                exp(c.ln_perplexity));
+            assert_true(c.kl_mean <= (is_wide ? 1e-6 : 0.05));
+            assert_true(c.kl_median <= (is_wide ? 1e-7 : 5e-3));
+            assert_true(fabs(c.ln_perplexity) <= (is_wide ? 1e-4 : 0.03));
+            free_sink(&cpu);
         }
-        qsort(kl, (size_t)n, sizeof *kl, by_size);
-        print_message("%s: %d positions, KL mean %.2g, median %.2g, perplexity x %.4f\n",
-                      narrow[w - N_WEIGHTS], n, sum / n, kl[n / 2], exp(nll / n_scored));
-        assert_true(sum / n <= 0.05 && kl[n / 2] <= 5e-3);
-        assert_true(fabs(nll / n_scored) <= 0.03);
-        free(kl);
         free_sink(&ref);
-        free_sink(&cpu);
     }
 }
 

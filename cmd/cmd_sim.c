@@ -43,7 +43,7 @@ hd_status hd_sim_config_from(const struct hd_options *o, const hd_cost *cost, co
                            .scale = 1,
                            .seed = trace->seed};
     hd_engine_sched_config(&c, &z, &out->loop.sched);
-    if (out->is_async) out->loop.sched.n_layer = cost->n_layer;
+    out->loop.sched.n_layer = cost->n_layer;
     return HD_OK;
 }
 

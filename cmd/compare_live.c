@@ -48,7 +48,8 @@ static hd_status enqueue(void *ctx, const hd_batch *b) {
     if (v->cost && v->loop) {
         hd_cost_load l;
         hd_cost_load_of(b, &l);
-        v->run->expected_s += hd_cost_mean_s(v->cost, &l);
+        double share = b->layer1 > 0 ? (double)(b->layer1 - b->layer0) / v->m.hp.n_layer : 1;
+        v->run->expected_s += hd_cost_mean_s(v->cost, &l) * share;
     }
     v->step_from_ns = clock_now(v);
     return hd_model_enqueue(v->m.model, b);
@@ -113,7 +114,7 @@ static hd_status run(struct live *v, const struct hd_options *o, const char *mod
     lc->clock = (hd_clock){.now_ns = clock_now, .ctx = v};
     lc->stepper = (hd_stepper){
         .enqueue = enqueue, .fetch = fetch, .is_async = hd_dev_has_memory(&v->m.dev), .ctx = v};
-    if (lc->stepper.is_async) lc->sched.n_layer = v->m.hp.n_layer;
+    lc->sched.n_layer = v->m.hp.n_layer;
     lc->n_vocab = v->m.hp.n_vocab;
     lc->profile = hd_profile_new();
     lc->sched.profile = lc->profile;

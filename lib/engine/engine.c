@@ -277,8 +277,7 @@ static hd_status open_loop(hd_engine *e, const hd_engine_config *c, enum hd_kv_t
         .has_metrics = true,
     };
     hd_engine_sched_config(c, z, &lc.sched);
-    /* Where the host computes, chunks of few rows cost little more, and this was not measured. */
-    if (lc.stepper.is_async) lc.sched.n_layer = hp->n_layer;
+    lc.sched.n_layer = hp->n_layer;
     lc.sched.model_key = model_key(e, c, kv_type);
     if (getrandom(&lc.seed, sizeof lc.seed, 0) != (ssize_t)sizeof lc.seed)
         lc.seed = (uint64_t)hd_now_ns();

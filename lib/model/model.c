@@ -127,10 +127,8 @@ static hd_status open_logits(hd_model *m) {
     return HD_OK;
 }
 
-/* Where a step works on the host's memory nothing runs beside it: such steps have all layers. */
 static hd_status open_kept(hd_model *m) {
     size_t n = (size_t)m->opt.n_row_max * (size_t)m->hp.d_model;
-    if (!hd_dev_has_memory(&m->dev)) return HD_OK;
     return hd_model_work(m, n, sizeof *m->kept_x, (void **)&m->kept_x);
 }
 
@@ -259,7 +257,7 @@ static void check_batch(const hd_model *m, const hd_batch *b) {
     const hd_model_options *o = &m->opt;
     HD_ASSERT(b->n_row <= o->n_row_max && b->n_seq <= o->n_seq_max && b->n_out <= o->n_out_max);
     HD_ASSERT(b->page_tok == o->page_tok);
-    HD_ASSERT(b->layer1 == 0 || (m->kept_x && b->layer1 <= m->hp.n_layer));
+    HD_ASSERT(b->layer1 <= m->hp.n_layer);
     HD_ASSERT(b->n_out == 0 || b->layer1 == 0 || b->layer1 == m->hp.n_layer);
     for (int s = 0; s < b->n_seq; s++)
         HD_ASSERT(b->seq_slot[s] >= 0 && b->seq_slot[s] < o->n_seq_max);

@@ -5,8 +5,8 @@
  * format's offset: a block of 32 inputs is a tile of 8 rows of 64 bytes as it lies in a strip. 16
  * rows of activations become a panel, of which a block is a tile of 16 rows of 32 bytes. Their
  * product is the exact integer sum that kernel_repacked.h has, and what follows is done with the
- * same floating-point operations in the same order, so that the bits are the same. Formats with a
- * scale for 16 inputs have two tiles of half the depth, wide activations one for either byte.
+ * same floating-point operations in the same order, so that the bits are the same. Wide activations
+ * have a tile for either byte. Formats with a scale for 16 inputs stay with AVX-512.
  *
  * A tile's product takes 52 cycles and begins every 16; its rows reach memory one a cycle. So a
  * product is stored when three later ones have been started, and read after a fourth: next to one
@@ -20,22 +20,17 @@ enum {
     ROWS = 16, /* of a tile */
     STRIPS = HD_CPU_STRIP / HD_CPU_STRIP_OUT,
     BLOCKS = HD_CPU_SUPER / HD_CPU_SUB,
-    AHEAD = 4,     /* products started between one's start and its use */
-    LEAST_ROWS = 7 /* with fewer the AVX-512 level's product is faster */
+    AHEAD = 4 /* products started between one's start and its use */
 };
 
-/* What is done with a block's sums. */
-enum kind { PLAIN, WITH_MINIMUM, SPLIT };
-
-static inline enum kind kind_of(enum hd_cpu_head h) {
-    if (hd_cpu_has_halves(h)) return SPLIT;
-    return h == HD_CPU_HEAD_K45 || h == HD_CPU_HEAD_DM ? WITH_MINIMUM : PLAIN;
+static inline bool is_with_minimum(enum hd_cpu_head h) {
+    return h == HD_CPU_HEAD_K45 || h == HD_CPU_HEAD_DM;
 }
 
-/* 256 inputs of up to four strips; of the second halves only where they differ. */
+/* 256 inputs of up to four strips. */
 typedef struct weights {
     _Alignas(64) int8_t code[STRIPS * BLOCKS][8][64];
-    float scale[2][STRIPS * BLOCKS][16], add[STRIPS * BLOCKS][16];
+    float scale[STRIPS * BLOCKS][16], add[STRIPS * BLOCKS][16];
 } weights;
 
 /* 256 inputs of 16 rows. */
@@ -121,34 +116,30 @@ ALWAYS VI sum_of(bool is_wide, const int32_t *product, int r) {
  * unit multiplies and converts floats (48 multiply-adds take 26 cycles alone and 51 with one
  * tilezero), so small integers become floats by an addition: the float 1.5 * 2^23 + n has n in its
  * last bits, and 1.5 * 2^23 times a scale of at most 22 bits is exact. */
-ALWAYS void add_blocks(enum kind kind, bool is_wide, const tile_job *j, int at,
+ALWAYS void add_blocks(bool has_minimum, bool is_wide, const tile_job *j, int at,
                        const int32_t *product, V *acc) {
     int b = at % BLOCKS;
     const weights *w = j->w;
     const panel *x = j->x;
-    V scale0 = v_load(w->scale[0][at]), scale1 = v_load(w->scale[1][at]);
-    V add = v_load(w->add[at]);
-    V less0 = scale0 * v_set(-0x1.8p23f);
+    V scale = v_load(w->scale[at]), add = v_load(w->add[at]), less = scale * v_set(-0x1.8p23f);
     VI big = vi_set(0x4B400000);
     UNROLL for (int r = 0; r < ROWS; r++) {
         VI n = sum_of(is_wide, product, r);
-        V d = v_set(x->row[b][r].d), t = v_float(n) * scale0;
-        if (!is_wide) t = v_fma((V)vi_add(n, big), scale0, less0);
-        if (kind == SPLIT)
-            t = v_fma(v_float(sum_of(is_wide, product + (is_wide ? 512 : 256), r)), scale1, t);
-        acc[r] = v_fma(t, d, acc[r]);
-        if (kind == WITH_MINIMUM) acc[r] = v_fma(add, v_set(x->row[b][r].sum), acc[r]);
+        V t = v_float(n) * scale;
+        if (!is_wide) t = v_fma((V)vi_add(n, big), scale, less);
+        acc[r] = v_fma(t, v_set(x->row[b][r].d), acc[r]);
+        if (has_minimum) acc[r] = v_fma(add, v_set(x->row[b][r].sum), acc[r]);
     }
 }
 
-ALWAYS void add_step(enum kind kind, bool is_wide, const tile_job *j, int at,
+ALWAYS void add_step(bool has_minimum, bool is_wide, const tile_job *j, int at,
                      const int32_t *product, V *acc) {
     int b = at % BLOCKS;
     float *c = j->c + HD_CPU_STRIP_OUT * (at / BLOCKS);
     if (b == 0)
         UNROLL for (int r = 0; r < ROWS; r++) acc[r] =
             j->is_first ? v_set(0) : v_load(c + HD_CPU_STRIP * r);
-    if (b < j->n_sub) add_blocks(kind, is_wide, j, at, product, acc);
+    if (b < j->n_sub) add_blocks(has_minimum, is_wide, j, at, product, acc);
     if (b == BLOCKS - 1)
         UNROLL for (int r = 0; r < ROWS; r++) v_store(c + HD_CPU_STRIP * r, acc[r]);
 }
@@ -159,25 +150,24 @@ ALWAYS void ask(const tile_job *j, int at) {
         __builtin_prefetch(p + 64 * (at % BLOCKS * j->n_line + i), 0, 2);
 }
 
-/* A block has n_part products: of its halves, and of these the upper and the lower bytes. is_whole:
- * each strip has all its blocks. */
-ALWAYS void run_tile(enum kind kind, bool is_wide, bool is_whole, const tile_job *j) {
+/* A block has n_part products: one, or of the upper and of the lower bytes. is_whole: each strip
+ * has all its blocks. */
+ALWAYS void run_tile(bool has_minimum, bool is_wide, bool is_whole, const tile_job *j) {
     _Alignas(64) int32_t product[AHEAD][ROWS * 16];
-    int n_part = (kind == SPLIT ? 2 : 1) * (is_wide ? 2 : 1);
+    int n_part = is_wide ? 2 : 1;
     int n_step = j->n_strip * BLOCKS * n_part;
     V acc[ROWS];
     UNROLL for (int r = 0; r < ROWS; r++) acc[r] = v_set(0);
     for (int first = 0; first <= n_step; first += AHEAD) {
         UNROLL for (int i = 0; i < AHEAD; i++) {
             int part = i % n_part, at = first / n_part + i / n_part, b = at % BLOCKS;
-            int half = part / (is_wide ? 2 : 1);
-            const int8_t *x = is_wide && part % 2 == 1 ? j->x->lower[b][0] : j->x->q[b][0];
+            const int8_t *x = part == 1 ? j->x->lower[b][0] : j->x->q[b][0];
             if (first < n_step && (is_whole || b < j->n_sub)) {
                 if (part == 0) ask(j, at);
-                start_product(i, x + 16 * half, j->w->code[at][4 * half]);
+                start_product(i, x, j->w->code[at][0]);
             }
             if (first > 0 && part == n_part - 1)
-                add_step(kind, is_wide, j, at - AHEAD / n_part, product[i - part], acc);
+                add_step(has_minimum, is_wide, j, at - AHEAD / n_part, product[i - part], acc);
             bool has_stored = is_whole || (first + i + 1 - AHEAD) / n_part % BLOCKS < j->n_sub;
             if ((i == AHEAD - 1 ? first < n_step : first > 0) && has_stored)
                 store_product((i + 1) % AHEAD, product[(i + 1) % AHEAD]);
@@ -185,22 +175,15 @@ ALWAYS void run_tile(enum kind kind, bool is_wide, bool is_whole, const tile_job
     }
 }
 
-#define TILES(name, kind)                                                                          \
-    static void narrow_##name(const tile_job *j) {                                                 \
-        j->n_sub == BLOCKS ? run_tile(kind, false, true, j) : run_tile(kind, false, false, j);     \
-    }                                                                                              \
-    static void wide_##name(const tile_job *j) {                                                   \
-        j->n_sub == BLOCKS ? run_tile(kind, true, true, j) : run_tile(kind, true, false, j);       \
+#define TILES(name, has_minimum, is_wide)                                                          \
+    static void name(const tile_job *j) {                                                          \
+        j->n_sub == BLOCKS ? run_tile(has_minimum, is_wide, true, j)                               \
+                           : run_tile(has_minimum, is_wide, false, j);                             \
     }
-TILES(plain, PLAIN)
-TILES(with_minimum, WITH_MINIMUM)
-TILES(split, SPLIT)
-
-static void (*const run[3][2])(const tile_job *) = {
-    {narrow_plain, wide_plain},
-    {narrow_with_minimum, wide_with_minimum},
-    {narrow_split, wide_split},
-};
+TILES(narrow, false, false)
+TILES(wide, false, true)
+TILES(narrow_with_minimum, true, false)
+TILES(wide_with_minimum, true, true)
 
 /* ---- What tiles are made of ---- */
 
@@ -220,11 +203,9 @@ ALWAYS bool take_codes_as(enum hd_format f, const unsigned char *head, int n_sub
         UNROLL for (int g = 0; g < 8; g++) _mm512_store_si512(
             w->code[strip * BLOCKS + b][g], _mm512_sub_epi8((__m512i)code[g], offset));
         block_scale s = load_scales(l, super, head, 0, b);
-        for (int i = 0; i < (hd_cpu_has_halves(l.head) ? 2 : 1); i++) {
-            v_store(w->scale[i][strip * BLOCKS + b], s.scale[i]);
-            most = v_max_bits(most, v_abs(s.scale[i]));
-            if (kind_of(l.head) == WITH_MINIMUM) v_store(w->add[strip * BLOCKS + b], s.add[0]);
-        }
+        v_store(w->scale[strip * BLOCKS + b], s.scale[0]);
+        if (is_with_minimum(l.head)) v_store(w->add[strip * BLOCKS + b], s.add[0]);
+        most = v_max_bits(most, v_abs(s.scale[0]));
     }
     return _mm512_cmp_ps_mask(most, v_set(0x1p100f), _CMP_NLT_UQ) == 0;
 }
@@ -282,14 +263,16 @@ static bool tile_rows(const hd_cpu_packed_product *p, int n_row) {
     panel x;
     _Alignas(64) float rest[ROWS * HD_CPU_STRIP];
     hd_cpu_layout l = hd_cpu_layout_of(p->format);
-    enum kind kind = kind_of(l.head);
+    static void (*const all[2][2])(const tile_job *) = {{narrow, wide},
+                                                        {narrow_with_minimum, wide_with_minimum}};
+    void (*run)(const tile_job *) = all[is_with_minimum(l.head)][p->is_wide];
     size_t strip_bytes = hd_cpu_strip_bytes(p->format, p->n_in), at = 0;
     size_t super_bytes =
         hd_cpu_head_bytes(l.head, BLOCKS) + (size_t)(64 * (l.low_bits + l.high_bits) * BLOCKS);
     bool is_done = true;
     tile_job j = {.w = &w, .x = &x, .n_strip = p->n_strip, .strip_bytes = strip_bytes};
     int n_tile = (n_row + ROWS - 1) / ROWS;
-    set_tiles(kind == SPLIT ? 16 : 32);
+    set_tiles(HD_CPU_SUB);
     for (int k = 0; is_done && k < p->n_in; k += HD_CPU_SUPER, at += super_bytes) {
         int left = p->n_in - k;
         j.n_sub = (left < HD_CPU_SUPER ? left : HD_CPU_SUPER) / HD_CPU_SUB;
@@ -304,7 +287,7 @@ static bool tile_rows(const hd_cpu_packed_product *p, int n_row) {
             (p->is_wide ? take_wide_rows : take_narrow_rows)(
                 p, r, (size_t)(k / HD_CPU_SUB) * p->x_step, j.n_sub, &x);
             j.c = r + ROWS > n_row ? rest : p->c + (size_t)r * HD_CPU_STRIP;
-            run[kind][p->is_wide](&j);
+            run(&j);
         }
     }
     release_tiles();
@@ -317,13 +300,12 @@ static bool tile_rows(const hd_cpu_packed_product *p, int n_row) {
 }
 
 /* How many of n_row rows are faster on tiles: a multiple of 16, or all. The codes have to be
- * written out first, and a tile costs what the AVX-512 level takes for some 6 rows; with halves
- * there is twice as much to do for a tile's depth, and with minimums of halves, too much (measured
- * on the Xeon above). */
+ * written out first, and a tile costs what the AVX-512 level takes for some 6 rows. A scale for 16
+ * inputs means twice as many tiles, of half the depth: that gained 1 to 8 % at 64 to 256 rows, and
+ * nothing for minimums of 16 inputs (measured on the Xeon above). */
 static int rows_on_tiles(enum hd_cpu_head head, int n_row) {
-    bool is_split = hd_cpu_has_halves(head);
-    if (head == HD_CPU_HEAD_K2 || n_row < (is_split ? 48 : 13)) return 0;
-    return n_row % ROWS < (is_split ? 9 : 6) ? n_row - n_row % ROWS : n_row;
+    if (hd_cpu_has_halves(head) || n_row < 13) return 0;
+    return n_row % ROWS < 6 ? n_row - n_row % ROWS : n_row;
 }
 
 void hd_cpu_amx_product(const hd_cpu_packed_product *p) {

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROW_MAX = 92, PART_MAX = 29 }; /* rows enough for every kernel of every level */
+enum { ROW_MAX = 45, PART_MAX = 29 }; /* rows enough for every kernel of every level */
 
 static bool is_fused(const hd_cpu_kernels *k) { return k != &hd_cpu_scalar; }
 

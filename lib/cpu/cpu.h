@@ -124,7 +124,7 @@ static inline size_t hd_cpu_pad(int n) {
 
 /* Whether the kernels read this format where it lies. */
 static inline bool hd_cpu_is_native(enum hd_format f) {
-    return f == HD_F32 || f == HD_F16 || f == HD_BF16;
+    return f == HD_F32 || f == HD_F16 || f == HD_BF16 || f == HD_F8_B128;
 }
 /* n weights, whole blocks, of any format. */
 void hd_cpu_decode(const hd_cpu *c, enum hd_format f, const void *src, float *dst, int n);

@@ -26,6 +26,7 @@
 #define HD_CPU_KBLOCK 128  /* inputs unpacked together: 32 KiB of panel, level-1 cache */
 #define HD_CPU_KDECODE 256 /* the same of formats that are decoded first: whole blocks of any */
 #define HD_CPU_ROWS 256    /* most rows of one product call */
+#define HD_CPU_STREAM_ROWS 4
 
 /* c[r][o] (+)= sum over k of a[r][a_off + k*a_step] * b[k*ldb + o], o < n_lane (multiple of 16). */
 typedef struct hd_cpu_product {
@@ -37,6 +38,19 @@ typedef struct hd_cpu_product {
     float *const *c; /* [n_row], 64-byte aligned */
     bool is_sum;     /* add to what c holds; else c is overwritten */
 } hd_cpu_product;
+
+/* The same of few rows and of weights as they lie, without a panel: c[r][o] (+)= sum over k of
+ * a[r][k] * element k of row[o], k0 <= k < k0 + n_k; the same sums. */
+typedef struct hd_cpu_stream {
+    enum hd_format format;  /* as unpack's */
+    const void *const *row; /* [n_out] weights */
+    int n_out;              /* multiple of 16 */
+    int n_row;              /* at most HD_CPU_STREAM_ROWS */
+    int k0, n_k;            /* multiples of 32; of FP8's blocks of 128 */
+    const float *const *a;  /* [n_row] */
+    float *const *c;        /* [n_row], 64-byte aligned */
+    bool is_sum;
+} hd_cpu_stream;
 
 /* 32 activations as integers. x = d * q with |q| <= 127; and of rows that are wide, which some
  * weights need (docs/precision.md), x = wide.d * n with |n| <= 32512, n = 256 q + lower: what is
@@ -125,11 +139,12 @@ typedef struct hd_cpu_kernels {
     /* For people, too: what multiplies repacked weights; floats as they lie; what is decoded. */
     const char *integers, *floats, *decoded;
     /* panel[k*ld + o] = element k0+k of row[o], k < n_k; lanes from n_row up to the next multiple
-     * of 16 become 0, as do rows that are NULL. k0 is a multiple of 32. Reads no byte outside the
-     * elements named. */
+     * of 16 become 0, as do rows that are NULL. F32, F16, BF16, and FP8 by blocks of 128. k0 is a
+     * multiple of 32; of FP8 k0 and n_k of 128. Reads no byte outside the elements named. */
     void (*unpack)(enum hd_format f, const void *const *row, int n_row, int k0, int n_k,
                    float *panel, size_t ld);
     void (*product)(const hd_cpu_product *p);
+    void (*stream)(const hd_cpu_stream *s);
     void (*packed_product)(const hd_cpu_packed_product *p);
     void (*packed_unpack)(const hd_cpu_packed_unpack *u);
     /* x[n] into n/32 blocks. */

@@ -8,6 +8,7 @@
 
 #include "cpu/kernel_codes.h"
 
+#define UNROLL_STEP _Pragma("GCC unroll 64")
 #define VP (HD_CPU_LANES / VN) /* vectors a panel of 16 lanes */
 
 /* ---- Products ---- */
@@ -88,28 +89,64 @@ ALWAYS V decode_tail(enum hd_format f, const unsigned char *row, int k, int n) {
  * times slower on BF16 (gcc 12). */
 #define SETTLE() __atomic_signal_fence(__ATOMIC_SEQ_CST)
 
+/* What fits a float-sized element travels as one through the transpose, so that there are fewer
+ * shuffles: two BF16 values, or four FP8 codes. Inputs of a step, then: */
+ALWAYS int step_of(enum hd_format f) {
+    return f == HD_BF16 ? 2 * VN : f == HD_F8_B128 ? 4 * VN : VN;
+}
+
+/* VN rows from input k on, transposed; rows that are NULL, or from n_row on, are zeros. */
+ALWAYS void load_step(enum hd_format f, const void *const *row, int n_row, bool is_full, int k,
+                      V *v) {
+    size_t at = f == HD_F8_B128 ? (size_t)k / 128 * 132 + 4 + (size_t)k % 128 : 2 * (size_t)k;
+    UNROLL for (int i = 0; i < VN; i++) {
+        if (!is_full && (i >= n_row || row[i] == 0))
+            v[i] = v_set(0);
+        else if (f == HD_BF16 || f == HD_F8_B128)
+            v[i] = v_decode_f32((const unsigned char *)row[i] + at);
+        else
+            v[i] = decode_lanes(f, row[i], k);
+    }
+    v_transpose(v);
+}
+
+/* Of FP8: the scales of VN rows' blocks at input k, which are no numbers in a row of which v has a
+ * code that is none: one such weight makes all that follows from it no number. */
+ALWAYS V load_step_scale(const void *const *row, int n_row, bool is_full, int k, const V *v) {
+    float scale[VN];
+    UNROLL for (int i = 0; i < VN; i++) {
+        scale[i] = 0;
+        if (is_full || (i < n_row && row[i] != 0))
+            __builtin_memcpy(&scale[i], (const unsigned char *)row[i] + (size_t)k / 128 * 132, 4);
+    }
+    W top = {0};
+    UNROLL for (int i = 0; i < VN; i++) top |= ((W)v[i] & 0x7F7F7F7Fu) + 0x01010101u;
+    W is_nan = (W)((top & 0x80808080u) != 0);
+    return (V)((is_nan & 0x7FC00000u) | (~is_nan & (W)v_load(scale)));
+}
+
+/* Input i of a step. An FP8 code's bits, moved to where a float has its sign, exponent and
+ * fraction, are its value times 2^-120: also of subnormal codes. */
+ALWAYS V step_input(enum hd_format f, const V *v, V scale, int i) {
+    if (f == HD_BF16) return i % 2 == 0 ? v_low_bf16(v[i / 2]) : v_high_bf16(v[i / 2]);
+    if (f != HD_F8_B128) return v[i];
+    typedef int32_t ints __attribute__((vector_size(sizeof(W))));
+    ints bits = (ints)((W)v[i / 4] << (24 - 8 * (i % 4))) >> 4;
+    return (V)((W)bits & 0x87F00000u) * v_set(0x1p120f) * scale;
+}
+
 ALWAYS void unpack_lanes(enum hd_format f, const void *const *row, int n_row, bool is_full, int k0,
                          int n_k, float *panel, size_t ld) {
-    V v[VN];
-    int k = 0;
-    /* Two 16-bit values travel as one float-sized element: half the shuffles. */
-    if (f == HD_BF16) {
-        for (; k + 2 * VN <= n_k; k += 2 * VN) {
-            UNROLL for (int i = 0; i < VN; i++) v[i] =
-                is_full || (i < n_row && row[i] != 0)
-                    ? v_decode_f32((const unsigned char *)row[i] + 2 * (size_t)(k0 + k))
-                    : v_set(0);
-            v_transpose(v);
-            UNROLL for (int i = 0; i < VN; i++) {
-                v_store(panel, v_low_bf16(v[i]));
-                panel += ld;
-                v_store(panel, v_high_bf16(v[i]));
-                panel += ld;
-            }
-            SETTLE();
-        }
+    V v[VN], scale = v_set(0);
+    int k = 0, n_step = step_of(f);
+    for (; k + n_step <= n_k; k += n_step) {
+        load_step(f, row, n_row, is_full, k0 + k, v);
+        if (f == HD_F8_B128) scale = load_step_scale(row, n_row, is_full, k0 + k, v);
+        UNROLL_STEP for (int i = 0; i < n_step; i++, panel += ld)
+            v_store(panel, step_input(f, v, scale, i));
+        SETTLE();
     }
-    for (; k + VN <= n_k; k += VN) {
+    for (; k + VN <= n_k; k += VN) { /* BF16, half of a step */
         UNROLL for (int i = 0; i < VN; i++) v[i] =
             is_full || (i < n_row && row[i] != 0) ? decode_lanes(f, row[i], k0 + k) : v_set(0);
         v_transpose(v);
@@ -141,6 +178,73 @@ static void unpack(enum hd_format f, const void *const *row, int n_row, int k0, 
     switch (f) {
     case HD_F32: unpack_as(HD_F32, row, n_row, k0, n_k, panel, ld); break;
     case HD_F16: unpack_as(HD_F16, row, n_row, k0, n_k, panel, ld); break;
+    case HD_F8_B128: unpack_as(HD_F8_B128, row, n_row, k0, n_k, panel, ld); break;
     default: unpack_as(HD_BF16, row, n_row, k0, n_k, panel, ld); break;
+    }
+}
+
+/* ---- Few rows: from the transpose straight into the sums ---- */
+
+/* Outputs whose sums go on side by side, as one sum alone waits for itself. */
+#define STREAM_PANELS (HD_CPU_STRIP / VN)
+
+/* Element j of the transposed steps of n_v vectors of outputs, times the rows' inputs. */
+ALWAYS void stream_sums(enum hd_format f, const hd_cpu_stream *s, int k, int o, int n_v, int n_row,
+                        const V t[STREAM_PANELS][VN], const V *scale) {
+    enum { most = 4 };
+    V acc[most][HD_CPU_STREAM_ROWS];
+    const float *x[HD_CPU_STREAM_ROWS];
+    bool is_first = k == s->k0 && !s->is_sum;
+    int per = step_of(f) / VN;
+    UNROLL for (int r = 0; r < n_row; r++) {
+        x[r] = s->a[r] + k;
+        UNROLL for (int v = 0; v < n_v; v++) acc[v][r] =
+            is_first ? v_set(0) : v_load(s->c[r] + o + v * VN);
+    }
+    for (int j = 0; j < VN; j++) {
+        UNROLL for (int i = 0; i < per; i++) {
+            UNROLL for (int v = 0; v < n_v; v++) {
+                V w = step_input(f, t[v] + j, scale[v], i);
+                UNROLL for (int r = 0; r < n_row; r++) acc[v][r] =
+                    v_fma(v_set(x[r][j * per + i]), w, acc[v][r]);
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < n_row; r++) {
+        UNROLL for (int v = 0; v < n_v; v++) v_store(s->c[r] + o + v * VN, acc[v][r]);
+    }
+}
+
+ALWAYS void stream_rows(enum hd_format f, const hd_cpu_stream *s, int n_row) {
+    V t[STREAM_PANELS][VN], scale[STREAM_PANELS];
+    int n_step = step_of(f), n_v = n_row > 2 && VN < 16 ? 2 : 4;
+    for (int k = s->k0; k < s->k0 + s->n_k; k += n_step) {
+        for (int v = 0; v * VN < s->n_out; v++) {
+            load_step(f, s->row + v * VN, VN, true, k, t[v]);
+            scale[v] =
+                f == HD_F8_B128 ? load_step_scale(s->row + v * VN, VN, true, k, t[v]) : v_set(0);
+            SETTLE();
+        }
+        int v = 0, n = s->n_out / VN;
+        for (; v + n_v <= n; v += n_v) stream_sums(f, s, k, v * VN, n_v, n_row, t + v, scale + v);
+        for (; v < n; v++) stream_sums(f, s, k, v * VN, 1, n_row, t + v, scale + v);
+    }
+}
+
+ALWAYS void stream_as(enum hd_format f, const hd_cpu_stream *s) {
+    switch (s->n_row) {
+    case 1: stream_rows(f, s, 1); break;
+    case 2: stream_rows(f, s, 2); break;
+    case 3: stream_rows(f, s, 3); break;
+    default: stream_rows(f, s, 4); break;
+    }
+}
+
+static void stream(const hd_cpu_stream *s) {
+    switch (s->format) {
+    case HD_F32: stream_as(HD_F32, s); break;
+    case HD_F16: stream_as(HD_F16, s); break;
+    case HD_F8_B128: stream_as(HD_F8_B128, s); break;
+    default: stream_as(HD_BF16, s); break;
     }
 }

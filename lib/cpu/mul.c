@@ -74,12 +74,51 @@ static void packed_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const
                                  .c = into});
 }
 
+/* A block of inputs of weights that are read as they lie. */
+static void float_block(const hd_cpu *c, hd_cpu_scratch *t, const part *p, enum hd_format f, int k0,
+                        int n_k) {
+    int whole = f == HD_F8_B128 ? n_k : n_k / HD_CPU_SUB * HD_CPU_SUB, done = 0;
+    if (p->n_row <= HD_CPU_STREAM_ROWS && hd_cpu_is_native(f) && whole > 0) {
+        c->k->stream(&(hd_cpu_stream){.format = f,
+                                      .row = t->w,
+                                      .n_out = (int)hd_cpu_pad(p->n_o),
+                                      .n_row = p->n_row,
+                                      .k0 = k0,
+                                      .n_k = whole,
+                                      .a = t->a,
+                                      .c = t->c_row,
+                                      .is_sum = k0 > 0});
+        done = whole;
+    }
+    if (done == n_k) return;
+    hd_cpu_unpack(c, t,
+                  &(hd_cpu_unpacking){.format = f,
+                                      .row = t->w,
+                                      .n_row = p->n_o,
+                                      .k0 = k0 + done,
+                                      .n_k = n_k - done,
+                                      .panel = t->panel,
+                                      .ld = HD_CPU_STRIP});
+    c->k->product(&(hd_cpu_product){.n_row = p->n_row,
+                                    .n_k = n_k - done,
+                                    .n_lane = (int)hd_cpu_pad(p->n_o),
+                                    .a = t->a,
+                                    .a_off = (size_t)(k0 + done),
+                                    .a_step = 1,
+                                    .b = t->panel,
+                                    .ldb = HD_CPU_STRIP,
+                                    .c = t->c_row,
+                                    .is_sum = k0 + done > 0});
+}
+
 static void float_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const hd_weight *w,
                        float *into) {
     const hd_cpu_mul *m = p->m;
     size_t row_bytes = hd_format_bytes(w->format, (size_t)w->n_in);
     const char *first = (const char *)w->mat[m->mat] + (size_t)p->o0 * row_bytes;
-    for (int i = 0; i < p->n_o; i++) t->w[i] = first + (size_t)i * row_bytes;
+    int n_lane = (int)hd_cpu_pad(p->n_o); /* lanes past the last output have it again */
+    for (int i = 0; i < n_lane; i++)
+        t->w[i] = first + (size_t)hd_cpu_least(i, p->n_o - 1) * row_bytes;
     for (int r = 0; r < p->n_row; r++) {
         int row = m->x_row != NULL ? m->x_row[p->row0 + r] : p->row0 + r;
         t->a[r] = m->x + (size_t)row * m->ldx;
@@ -90,24 +129,7 @@ static void float_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const 
     for (int k0 = 0; k0 < w->n_in; k0 += step) {
         int n_k = hd_cpu_least(w->n_in - k0, step), ahead = k0 + PREFETCH_STEPS * step;
         if (ahead < w->n_in) prefetch(w, first, p->n_o, ahead, hd_cpu_least(w->n_in - ahead, step));
-        hd_cpu_unpack(c, t,
-                      &(hd_cpu_unpacking){.format = w->format,
-                                          .row = t->w,
-                                          .n_row = p->n_o,
-                                          .k0 = k0,
-                                          .n_k = n_k,
-                                          .panel = t->panel,
-                                          .ld = HD_CPU_STRIP});
-        c->k->product(&(hd_cpu_product){.n_row = p->n_row,
-                                        .n_k = n_k,
-                                        .n_lane = (int)hd_cpu_pad(p->n_o),
-                                        .a = t->a,
-                                        .a_off = (size_t)k0,
-                                        .a_step = 1,
-                                        .b = t->panel,
-                                        .ldb = HD_CPU_STRIP,
-                                        .c = t->c_row,
-                                        .is_sum = k0 > 0});
+        float_block(c, t, p, w->format, k0, n_k);
     }
 }
 

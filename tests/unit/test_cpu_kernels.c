@@ -307,6 +307,70 @@ static void cache_groups_are_the_reference(void **state) {
     }
 }
 
+/* Weights that are read as they lie: panels are what the format decodes to, sums of few rows are
+ * those of the panels, bit for bit, and an FP8 code that is no number makes none of its output. */
+static void check_streams(const hd_cpu_kernels *k, enum hd_format f) {
+    enum { n_out = 48, n_in = 384, n_row = HD_CPU_STREAM_ROWS };
+    _Alignas(64) static float panel[n_in * n_out], c[2][n_row][n_out];
+    float value[n_in];
+    hd_weight *w = test_weight(f, n_in, n_out, 1);
+    size_t row_bytes = hd_format_bytes(f, n_in);
+    unsigned char *bytes = malloc(row_bytes * n_out);
+    float *x = test_floats((size_t)n_row * n_in, 1);
+    assert_non_null(bytes);
+    memcpy(bytes, w->mat[0], row_bytes * n_out);
+    if (f == HD_F8_B128) bytes[17 * row_bytes + 132 + 4 + 77] = 0xFF;
+    const void *row[n_out];
+    for (int o = 0; o < n_out; o++) row[o] = bytes + (size_t)o * row_bytes;
+    k->unpack(f, row, n_out, 0, n_in, panel, n_out);
+    for (int o = 0; o < n_out; o++) {
+        hd_format_get(f)->decode(row[o], value, n_in);
+        for (int i = 0; i < n_in; i++)
+            if (f != HD_F8_B128 || o != 17)
+                same_float(panel[i * n_out + o], value[i], (uint32_t)i, "unpacked weight");
+    }
+    const float *a[n_row];
+    float *to[2][n_row];
+    for (int r = 0; r < n_row; r++)
+        a[r] = x + (size_t)r * n_in, to[0][r] = c[0][r], to[1][r] = c[1][r];
+    for (int n = 1; n <= n_row; n++) {
+        k->product(&(hd_cpu_product){.n_row = n,
+                                     .n_k = n_in,
+                                     .n_lane = n_out,
+                                     .a = a,
+                                     .a_step = 1,
+                                     .b = panel,
+                                     .ldb = n_out,
+                                     .c = to[0]});
+        for (int k0 = 0; k0 < n_in; k0 += 128)
+            k->stream(&(hd_cpu_stream){.format = f,
+                                       .row = row,
+                                       .n_out = n_out,
+                                       .n_row = n,
+                                       .k0 = k0,
+                                       .n_k = 128,
+                                       .a = a,
+                                       .c = to[1],
+                                       .is_sum = k0 > 0});
+        for (int r = 0; r < n; r++)
+            for (int o = 0; o < n_out; o++)
+                same_float(c[1][r][o], c[0][r][o], (uint32_t)o, hd_format_get(f)->name);
+        assert_true(isnan(c[1][n - 1][17]) == (f == HD_F8_B128) && !isnan(c[1][n - 1][16]));
+    }
+    test_weight_free(w);
+    free(bytes);
+    free(x);
+}
+
+static void streams_are_the_panels_sums(void **state) {
+    (void)state;
+    static const enum hd_format formats[] = {HD_F32, HD_F16, HD_BF16, HD_F8_B128};
+    const hd_cpu_kernels *k[TEST_ISA_MAX];
+    int n = test_kernels(k);
+    for (int i = 0; i < n; i++)
+        for (size_t f = 0; f < HD_COUNT_OF(formats); f++) check_streams(k[i], formats[f]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decoding_is_the_reference),
@@ -316,6 +380,7 @@ int main(void) {
         cmocka_unit_test(softmax_in_blocks),
         cmocka_unit_test(weights_are_accurate),
         cmocka_unit_test(strided_products),
+        cmocka_unit_test(streams_are_the_panels_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -402,35 +402,26 @@ static void write_line(const hd_load_run *r, int ix, hd_buf *out) {
     hd_buf_add(out, "\n", 1);
 }
 
-static hd_status put(int fd, const char *path, hd_buf *b) {
-    for (size_t at = 0; at < b->len;) {
-        ssize_t n = write(fd, b->ptr + at, b->len - at);
-        if (n < 0) return HD_FAIL(IO, "%s: %s", path, strerror(errno));
-        at += (size_t)n;
-    }
-    hd_buf_clear(b);
-    return HD_OK;
-}
-
-static hd_status put_lines(const hd_load_run *r, int fd, const char *path) {
+static hd_status put_lines(const hd_load_run *r, hd_new_file *f) {
     hd_buf b;
     hd_buf_init(&b, save_block_bytes + (1 << 16));
     hd_status s = HD_OK;
     for (int i = 0; i < r->trace->n && s == HD_OK; i++) {
         write_line(r, i, &b);
-        if (b.len >= save_block_bytes || i == r->trace->n - 1) s = put(fd, path, &b);
+        if (b.len < save_block_bytes && i < r->trace->n - 1) continue;
+        s = hd_new_file_write(f, b.ptr, b.len);
+        hd_buf_clear(&b);
     }
     hd_buf_fini(&b);
     return s;
 }
 
 hd_status hd_load_save(const hd_load_run *r, const char *path) {
-    char *temporary;
-    int fd;
-    HD_TRY(hd_output_create(path, &temporary, &fd));
-    hd_status s = put_lines(r, fd, path);
-    if (s == HD_OK) s = hd_output_finish(path, &temporary, &fd);
-    hd_output_abandon(&temporary, &fd);
+    hd_new_file f;
+    HD_TRY(hd_output_create(path, &f));
+    hd_status s = put_lines(r, &f);
+    if (s == HD_OK) s = hd_output_finish(&f);
+    hd_output_abandon(&f);
     return s;
 }
 

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/new_file.h"
 #include "cmd/command.h"
 #include "srv/server.h"
 
@@ -41,17 +42,17 @@ static hd_status read_key_file(keys *k, const char *path) {
     while (s == HD_OK && fgets(line, sizeof line, f)) {
         size_t n = strlen(line);
         if (n == 0) /* it would never end on a device of zeros */
-            s = HD_FAIL(INVALID, "api-key-file %s: expected lines of text, found a zero byte",
+            s = HD_FAIL(CORRUPT, "api-key-file %s: expected lines of text, found a zero byte",
                         path);
         if (n == sizeof line - 1)
-            s = HD_FAIL(INVALID, "api-key-file %s: a line is longer than %d bytes", path,
+            s = HD_FAIL(CORRUPT, "api-key-file %s: a line is longer than %d bytes", path,
                         key_line_max - 2);
         while (n > 0 && strchr(" \t\r\n", line[n - 1])) line[--n] = 0;
         if (s == HD_OK && n > 0 && line[0] != '#') s = add_key(k, line);
     }
     fclose(f);
     if (s == HD_OK && k->n == n_before) /* rather than a server that is open to all */
-        s = HD_FAIL(INVALID, "api-key-file %s: expected at least one key, found none", path);
+        s = HD_FAIL(CORRUPT, "api-key-file %s: expected at least one key, found none", path);
     return s;
 }
 
@@ -113,16 +114,10 @@ static void url_of(const struct hd_options *o, int port, char *out, size_t room)
 }
 
 static hd_status write_port_file(const char *path, int port) {
-    char temporary[4096];
-    int n = snprintf(temporary, sizeof temporary, "%s.%d", path, (int)getpid());
-    if (n < 0 || (size_t)n >= sizeof temporary) return HD_FAIL(INVALID, "port-file: path too long");
-    FILE *f = fopen(temporary, "w");
-    bool ok = f && fprintf(f, "%d\n", port) > 0;
-    if (f && fclose(f) != 0) ok = false;
-    if (ok && rename(temporary, path) == 0) return HD_OK;
-    int e = errno;
-    unlink(temporary);
-    return HD_FAIL(IO, "port-file %s: %s", path, strerror(e));
+    char line[16];
+    snprintf(line, sizeof line, "%d\n", port);
+    hd_status s = hd_new_file_put(path, hd_str_of(line));
+    return s == HD_OK ? HD_OK : hd_fail_context(s, "port-file");
 }
 
 static void say_ready(const struct hd_options *o, const hd_engine *e, int port) {

@@ -44,9 +44,9 @@ struct text_run {
     hd_scorer *scorer;
     int n_running, n_scored;
     double nll;
-    int save, against; /* file descriptors, or -1 */
-    char *save_as;     /* the name until everything is in it */
-    float *base;       /* [n_vocab] one row of `against` */
+    hd_new_file save; /* fd -1: none */
+    int against;      /* file descriptor, or -1 */
+    float *base;      /* [n_vocab] one row of `against` */
     hd_comparison comparison;
     hd_imatrix_sums *imatrix; /* or NULL */
     hd_status io;
@@ -72,7 +72,7 @@ static off_t row_offset(const struct text_run *r, int text_ix) {
 /* Whole reads and writes at an offset, or an error that names the file. */
 static hd_status write_at(const struct text_run *r, const void *p, size_t n, off_t at) {
     for (size_t done = 0; done < n;) {
-        ssize_t k = pwrite(r->save, (const char *)p + done, n - done, at + (off_t)done);
+        ssize_t k = pwrite(r->save.fd, (const char *)p + done, n - done, at + (off_t)done);
         if (k < 0)
             return HD_FAIL(IO, "%s: cannot write: %s", r->e->o->eval_save_logits, strerror(errno));
         done += (size_t)k;
@@ -100,7 +100,7 @@ static void on_logits(void *user, int seq, int pos, const float *logits) {
     int text_ix = w->start + pos, n = r->e->hp.n_vocab;
     r->nll += hd_eval_log_sum_exp(logits, n) - (double)logits[r->id[text_ix]];
     r->n_scored++;
-    if (r->save >= 0 && r->io == HD_OK)
+    if (r->save.fd >= 0 && r->io == HD_OK)
         r->io = write_at(r, logits, (size_t)n * sizeof *logits, row_offset(r, text_ix));
     if (r->against >= 0 && r->io == HD_OK)
         r->io = read_at(r, r->base, (size_t)n * sizeof *r->base, row_offset(r, text_ix));
@@ -166,7 +166,7 @@ static hd_status create_save(struct text_run *r, const struct logits_head *own) 
             return HD_FAIL(CORRUPT, "%s: exists, and holds no saved logits: it is not replaced",
                            path);
     }
-    HD_TRY(hd_output_create(path, &r->save_as, &r->save));
+    HD_TRY(hd_output_create(path, &r->save));
     return write_at(r, own, sizeof *own, 0);
 }
 
@@ -282,7 +282,7 @@ static hd_status score_text(struct text_run *r, const char *path, int32_t bos) {
     int64_t start = hd_now_ns();
     run_windows(r, bos);
     HD_TRY(r->io);
-    if (r->save >= 0) HD_TRY(hd_output_finish(r->e->o->eval_save_logits, &r->save_as, &r->save));
+    if (r->save.fd >= 0) HD_TRY(hd_output_finish(&r->save));
     tell(r, path, (double)(hd_now_ns() - start) / 1e9);
     return write_imatrix(r, path);
 }
@@ -309,10 +309,10 @@ static hd_status run_text(struct hd_eval *e, const char *path, const hd_ids *ids
                          .stride = stride,
                          .window_of = hd_alloc_zero((size_t)e->mo.n_seq_max, sizeof(struct window)),
                          .scorer = hd_scorer_new(e->model, &e->mo, 1),
-                         .save = -1,
+                         .save = {.fd = -1},
                          .against = -1};
     hd_status s = score_text(&r, path, bos);
-    hd_output_abandon(&r.save_as, &r.save);
+    hd_output_abandon(&r.save);
     if (r.against >= 0) close(r.against);
     hd_scorer_free(r.scorer);
     hd_free(r.window_of);
@@ -333,7 +333,7 @@ hd_status hd_eval_perplexity(struct hd_eval *e, const char *path) {
     hd_ids ids = {0};
     HD_TRY(hd_text_read(path, text_bytes_max, &text, &n_byte));
     hd_tokenizer_encode(e->tokenizer, (hd_str){text, n_byte}, false, &ids);
-    hd_status s = ids.n == 0          ? HD_FAIL(INVALID, "%s: the text is empty", path)
+    hd_status s = ids.n == 0          ? HD_FAIL(CORRUPT, "%s: the text is empty", path)
                   : ids.n > INT32_MAX ? HD_FAIL(TOO_LARGE, "%s: %zu tokens", path, ids.n)
                                       : run_text(e, path, &ids, (int)hd_utf8_count(text, n_byte));
     hd_ids_fini(&ids);

@@ -1,12 +1,9 @@
 /* Output files: what may be replaced, and that nothing is left half-written. */
 #include "cmd/output.h"
 
-#include "base/mem.h"
-
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -35,10 +32,9 @@ hd_status hd_output_differs(const char *path, const char *input) {
 }
 
 hd_status hd_output_try(const char *path) {
-    char *temporary;
-    int fd;
-    HD_TRY(hd_output_create(path, &temporary, &fd));
-    hd_output_abandon(&temporary, &fd);
+    hd_new_file f;
+    HD_TRY(hd_output_create(path, &f));
+    hd_output_abandon(&f);
     return HD_OK;
 }
 
@@ -74,70 +70,31 @@ void hd_output_guard(const char *temporary) {
 
 /* ---- a file of its own kind ---- */
 
-static hd_status create(const char *path, char **temporary, int *fd) {
-    size_t room = strlen(path) + sizeof ".XXXXXX";
-    *temporary = hd_alloc(room);
-    snprintf(*temporary, room, "%s.XXXXXX", path);
-    *fd = mkstemp(*temporary);
-    mode_t mask = umask(0);
-    umask(mask);
-    if (*fd >= 0 && fchmod(*fd, 0666 & ~mask) == 0) return HD_OK;
-    hd_status s = HD_FAIL(IO, "%s: cannot create a file there: %s", path, strerror(errno));
-    hd_output_abandon(temporary, fd);
-    return s;
-}
-
-hd_status hd_output_create(const char *path, char **temporary, int *fd) {
+hd_status hd_output_create(const char *path, hd_new_file *f) {
     hd_output_hold();
-    hd_status s = create(path, temporary, fd);
-    if (s == HD_OK) hd_output_guard(*temporary);
+    hd_status s = hd_new_file_create(path, false, f);
+    if (s == HD_OK) hd_output_guard(f->temporary);
     hd_output_release();
     return s;
 }
 
-hd_status hd_output_finish(const char *path, char **temporary, int *fd) {
-    bool is_written = fsync(*fd) == 0;
-    int error = errno;
-    if (close(*fd) != 0 && is_written) {
-        is_written = false;
-        error = errno;
-    }
-    if (is_written && rename(*temporary, path) != 0) {
-        is_written = false;
-        error = errno;
-    }
-    if (!is_written) unlink(*temporary);
+hd_status hd_output_finish(hd_new_file *f) {
+    hd_status s = hd_new_file_finish(f);
     hd_output_guard(NULL);
-    hd_free(*temporary);
-    *temporary = NULL;
-    *fd = -1;
-    return is_written ? HD_OK : HD_FAIL(IO, "%s: cannot write: %s", path, strerror(error));
+    return s;
 }
 
-void hd_output_abandon(char **temporary, int *fd) {
-    if (*fd >= 0) {
-        unlink(*temporary);
-        close(*fd);
-        hd_output_guard(NULL);
-    }
-    hd_free(*temporary);
-    *temporary = NULL;
-    *fd = -1;
+void hd_output_abandon(hd_new_file *f) {
+    if (f->fd < 0) return;
+    hd_new_file_abandon(f);
+    hd_output_guard(NULL);
 }
 
 hd_status hd_output_write(const char *path, hd_str bytes) {
-    char *temporary;
-    int fd;
-    hd_status s = HD_OK;
-    HD_TRY(hd_output_create(path, &temporary, &fd));
-    for (size_t at = 0; at < bytes.len && s == HD_OK;) {
-        ssize_t n = write(fd, bytes.ptr + at, bytes.len - at);
-        if (n < 0)
-            s = HD_FAIL(IO, "%s: cannot write: %s", path, strerror(errno));
-        else
-            at += (size_t)n;
-    }
-    if (s == HD_OK) s = hd_output_finish(path, &temporary, &fd);
-    hd_output_abandon(&temporary, &fd);
+    hd_new_file f;
+    HD_TRY(hd_output_create(path, &f));
+    hd_status s = hd_new_file_write(&f, bytes.ptr, bytes.len);
+    if (s == HD_OK) s = hd_output_finish(&f);
+    hd_output_abandon(&f);
     return s;
 }

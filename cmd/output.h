@@ -4,7 +4,7 @@
 #ifndef HD_CMD_OUTPUT_H
 #define HD_CMD_OUTPUT_H
 
-#include "base/buf.h"
+#include "base/new_file.h"
 
 /* HD_E_INVALID when path is there and is no regular file. *is_there: something would be replaced.
  */
@@ -20,11 +20,10 @@ void hd_output_hold(void);
 void hd_output_guard(const char *temporary);
 void hd_output_release(void);
 
-/* A file to be written through *fd, which is the caller's; finish closes it and gives it its name,
- * abandon closes and removes it. Both free *temporary. */
-HD_MUST_CHECK hd_status hd_output_create(const char *path, char **temporary, int *fd);
-HD_MUST_CHECK hd_status hd_output_finish(const char *path, char **temporary, int *fd);
-void hd_output_abandon(char **temporary, int *fd); /* nothing when *fd < 0 */
+/* A file to be written (base/new_file.h), removed when a signal ends the program before finish. */
+HD_MUST_CHECK hd_status hd_output_create(const char *path, hd_new_file *f);
+HD_MUST_CHECK hd_status hd_output_finish(hd_new_file *f);
+void hd_output_abandon(hd_new_file *f); /* nothing when f->fd < 0 */
 /* A whole file at once. */
 HD_MUST_CHECK hd_status hd_output_write(const char *path, hd_str bytes);
 

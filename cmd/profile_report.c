@@ -295,22 +295,10 @@ static void write_events(const hd_spans *spans, hd_buf *b) {
 }
 
 hd_status hd_profile_save_trace(const hd_profile *p, const char *path) {
-    char *temporary = NULL;
-    int fd = -1;
     hd_buf b;
-    HD_TRY(hd_output_create(path, &temporary, &fd));
     hd_buf_init(&b, (size_t)1 << 30);
     write_events(&p->spans, &b);
-    hd_status s = HD_OK;
-    for (size_t at = 0; at < b.len && s == HD_OK;) {
-        ssize_t n = write(fd, b.ptr + at, b.len - at);
-        if (n <= 0)
-            s = HD_FAIL(IO, "%s: cannot be written", path);
-        else
-            at += (size_t)n;
-    }
+    hd_status s = hd_output_write(path, hd_buf_str(&b));
     hd_buf_fini(&b);
-    if (s == HD_OK) s = hd_output_finish(path, &temporary, &fd);
-    if (s != HD_OK) hd_output_abandon(&temporary, &fd);
     return s;
 }

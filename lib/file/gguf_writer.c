@@ -4,20 +4,21 @@
 
 #include "base/map.h"
 #include "base/mem.h"
+#include "base/new_file.h"
 #include "file/gguf_layout.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { buffer_bytes = 1 << 20 };
 
 struct hd_gguf_writer {
-    char *path, *temporary, *buffer;
-    FILE *file;
+    hd_new_file target;
+    FILE *file; /* to it, with a descriptor of its own */
+    char *buffer;
     hd_buf kv, table;
     uint64_t n_kv, n_tensor, offset; /* offset: of the next tensor declared */
     uint64_t *tensor_bytes;          /* [n_tensor] */
@@ -30,28 +31,18 @@ struct hd_gguf_writer {
 
 hd_status hd_gguf_create(const char *path, hd_gguf_writer **out) {
     *out = NULL;
-    size_t room = strlen(path) + sizeof ".XXXXXX";
-    char *temporary = hd_alloc(room);
-    snprintf(temporary, room, "%s.XXXXXX", path);
-    int fd = mkstemp(temporary);
-    if (fd < 0) {
-        hd_status s = HD_FAIL(IO, "%s: cannot create a file there: %s", path, strerror(errno));
-        hd_free(temporary);
-        return s;
-    }
-    mode_t mask = umask(0);
-    umask(mask);
-    FILE *file = fchmod(fd, 0666 & ~mask) == 0 ? fdopen(fd, "wb") : NULL;
+    hd_new_file target;
+    HD_TRY(hd_new_file_create(path, false, &target));
+    int fd = dup(target.fd);
+    FILE *file = fd >= 0 ? fdopen(fd, "wb") : NULL;
     if (!file) {
         hd_status s = HD_FAIL(IO, "%s: cannot write there: %s", path, strerror(errno));
-        close(fd);
-        unlink(temporary);
-        hd_free(temporary);
+        if (fd >= 0) close(fd);
+        hd_new_file_abandon(&target);
         return s;
     }
     hd_gguf_writer *w = hd_alloc_zero(1, sizeof *w);
-    w->path = hd_strdup(path);
-    w->temporary = temporary;
+    w->target = target;
     w->file = file;
     w->buffer = hd_alloc(buffer_bytes);
     setvbuf(file, w->buffer, _IOFBF, buffer_bytes);
@@ -63,7 +54,7 @@ hd_status hd_gguf_create(const char *path, hd_gguf_writer **out) {
     return HD_OK;
 }
 
-const char *hd_gguf_temporary(const hd_gguf_writer *w) { return w->temporary; }
+const char *hd_gguf_temporary(const hd_gguf_writer *w) { return w->target.temporary; }
 
 static void put_u32(hd_buf *b, uint32_t v) { hd_buf_add(b, &v, sizeof v); }
 static void put_u64(hd_buf *b, uint64_t v) { hd_buf_add(b, &v, sizeof v); }
@@ -161,7 +152,7 @@ void hd_gguf_declare(hd_gguf_writer *w, const char *name, enum hd_format f, int 
 
 static hd_status put(hd_gguf_writer *w, const void *p, size_t n) {
     if (n && fwrite(p, 1, n, w->file) != n)
-        return HD_FAIL(IO, "%s: cannot write: %s", w->path, strerror(errno));
+        return HD_FAIL(IO, "%s: cannot write: %s", w->target.path, strerror(errno));
     return HD_OK;
 }
 
@@ -202,33 +193,15 @@ hd_status hd_gguf_data(hd_gguf_writer *w, const void *p, size_t n_byte) {
     return advance(w);
 }
 
-/* So that the rename itself survives a power cut. Some file systems cannot: that is no failure. */
-static void sync_folder(const char *path) {
-    char *folder = hd_strdup(path), *slash = strrchr(folder, '/');
-    if (slash) slash[slash == folder] = 0;
-    FILE *f = fopen(slash ? folder : ".", "r");
-    if (f) {
-        (void)fsync(fileno(f));
-        fclose(f);
-    }
-    hd_free(folder);
-}
-
 static hd_status close_and_rename(hd_gguf_writer *w) {
     if (!w->has_begun || w->current < w->n_tensor)
-        return HD_FAIL(INTERNAL, "%s: expected the data of %llu tensors, found %llu", w->path,
-                       (unsigned long long)w->n_tensor, (unsigned long long)w->current);
-    bool is_written = fflush(w->file) == 0 && fsync(fileno(w->file)) == 0;
-    int error = errno;
-    is_written &= fclose(w->file) == 0;
+        return HD_FAIL(INTERNAL, "%s: expected the data of %llu tensors, found %llu",
+                       w->target.path, (unsigned long long)w->n_tensor,
+                       (unsigned long long)w->current);
+    bool is_written = fclose(w->file) == 0;
     w->file = NULL;
-    if (!is_written) return HD_FAIL(IO, "%s: cannot write: %s", w->path, strerror(error));
-    if (rename(w->temporary, w->path) != 0)
-        return HD_FAIL(IO, "%s: cannot rename to it: %s", w->path, strerror(errno));
-    sync_folder(w->path);
-    hd_free(w->temporary);
-    w->temporary = NULL;
-    return HD_OK;
+    if (!is_written) return HD_FAIL(IO, "%s: cannot write: %s", w->target.path, strerror(errno));
+    return hd_new_file_finish(&w->target);
 }
 
 hd_status hd_gguf_finish(hd_gguf_writer *w) {
@@ -240,9 +213,7 @@ hd_status hd_gguf_finish(hd_gguf_writer *w) {
 void hd_gguf_abandon(hd_gguf_writer *w) {
     if (!w) return;
     if (w->file) fclose(w->file);
-    if (w->temporary) unlink(w->temporary);
-    hd_free(w->temporary);
-    hd_free(w->path);
+    hd_new_file_abandon(&w->target);
     hd_free(w->buffer);
     hd_free(w->tensor_bytes);
     hd_buf_fini(&w->kv);

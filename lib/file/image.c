@@ -2,6 +2,7 @@
 #include "file/image.h"
 
 #include "base/mem.h"
+#include "base/new_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -160,40 +161,19 @@ const void *hd_image_find(const hd_image *im, const char *name, uint64_t n_byte)
 
 /* ---- writing ---- */
 
-static bool put(int fd, const void *p, size_t n) {
-    for (const char *at = p; n > 0;) {
-        ssize_t done = write(fd, at, n);
-        if (done < 0 && errno == EINTR) continue;
-        if (done < 0) return false;
-        at += done;
-        n -= (size_t)done;
-    }
-    return true;
-}
-
 /* Collects pieces into whole writes. */
 struct writer {
-    int fd;
-    char *temporary; /* [room_name] the file's name, once is_named, until it is whole */
-    size_t room_name;
-    bool is_named;
+    hd_new_file file;
     char *room; /* [write_bytes] */
     size_t used;
     uint64_t done, all;
-    bool is_ok;
-    int error; /* errno of what failed, once is_ok is false */
+    hd_status error; /* of the first write that failed */
     void (*on_progress)(void *user, double done);
     void *user;
 };
 
-/* Keeps the first error. */
-static void note(struct writer *w, bool is_ok) {
-    if (w->is_ok && !is_ok) w->error = errno;
-    w->is_ok = w->is_ok && is_ok;
-}
-
 static void flush(struct writer *w) {
-    if (w->is_ok) note(w, put(w->fd, w->room, w->used));
+    if (w->error == HD_OK) w->error = hd_new_file_write(&w->file, w->room, w->used);
     w->done += w->used;
     w->used = 0;
     if (w->on_progress) w->on_progress(w->user, (double)w->done / (double)w->all);
@@ -201,7 +181,7 @@ static void flush(struct writer *w) {
 
 /* p NULL: zeros. */
 static void add(struct writer *w, const void *p, uint64_t n) {
-    for (uint64_t at = 0; at < n && w->is_ok;) {
+    for (uint64_t at = 0; at < n && w->error == HD_OK;) {
         size_t room = write_bytes - w->used, some = n - at < room ? (size_t)(n - at) : room;
         if (p)
             memcpy(w->room + w->used, (const char *)p + at, some);
@@ -243,56 +223,18 @@ static void write_all(struct writer *w, const char *key, const hd_image_block *b
     hd_free(place);
 }
 
-/* A file in path's folder without a name, of which nothing stays when the program is killed. Not
- * every file system has them. -1: errno. */
-static int open_unnamed(const char *path) {
-    const char *slash = strrchr(path, '/');
-    size_t n = slash ? (size_t)(slash - path) + 1 : 0;
-    char *folder = n > 0 ? hd_strndup(path, n) : hd_strdup(".");
-    int fd = open(folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
-    hd_free(folder);
-    return fd;
-}
-
-static void open_file(struct writer *w, const char *path) {
-    w->room_name = strlen(path) + 32;
-    w->temporary = hd_alloc(w->room_name);
-    w->fd = open_unnamed(path);
-    if (w->fd < 0) {
-        snprintf(w->temporary, w->room_name, "%s.XXXXXX", path);
-        w->fd = mkstemp(w->temporary);
-        w->is_named = w->fd >= 0;
-    }
-    note(w, w->fd >= 0);
-}
-
-/* A file without a name gets one that nothing has, for the moment that it takes to rename it. */
-static bool name_temporarily(struct writer *w, const char *path) {
-    char self[32];
-    snprintf(self, sizeof self, "/proc/self/fd/%d", w->fd);
-    for (int i = 0; !w->is_named; i++) {
-        snprintf(w->temporary, w->room_name, "%s.%d.%d", path, (int)getpid(), i);
-        w->is_named = linkat(AT_FDCWD, self, AT_FDCWD, w->temporary, AT_SYMLINK_FOLLOW) == 0;
-        if (!w->is_named && errno != EEXIST) return false;
-    }
-    return true;
-}
-
 hd_status hd_image_write(const char *path, const char *key, const hd_image_block *block,
                          size_t n_block, void (*on_progress)(void *user, double done), void *user) {
-    HD_ASSERT(n_block <= blocks_max && strlen(key) < HD_IMAGE_KEY_MAX);
-    struct writer w = {.is_ok = true, .on_progress = on_progress, .user = user};
-    open_file(&w, path);
-    if (w.is_ok) {
-        w.room = hd_alloc(write_bytes);
-        write_all(&w, key, block, n_block);
-        hd_free(w.room);
-    }
-    if (w.is_ok)
-        note(&w, fchmod(w.fd, 0644) == 0 && fsync(w.fd) == 0 && name_temporarily(&w, path) &&
-                     rename(w.temporary, path) == 0);
-    if (!w.is_ok && w.is_named) unlink(w.temporary);
-    if (w.fd >= 0) close(w.fd); /* synced */
-    hd_free(w.temporary);
-    return w.is_ok ? HD_OK : HD_FAIL(IO, "%s: cannot write: %s", path, strerror(w.error));
+    HD_ASSERT(strlen(key) < HD_IMAGE_KEY_MAX);
+    if (n_block > blocks_max)
+        return HD_FAIL(UNSUPPORTED, "%s: expected at most %d blocks, found %zu", path, blocks_max,
+                       n_block);
+    struct writer w = {.on_progress = on_progress, .user = user};
+    HD_TRY(hd_new_file_create(path, true, &w.file));
+    w.room = hd_alloc(write_bytes);
+    write_all(&w, key, block, n_block);
+    hd_free(w.room);
+    if (w.error == HD_OK) w.error = hd_new_file_finish(&w.file);
+    hd_new_file_abandon(&w.file);
+    return w.error;
 }

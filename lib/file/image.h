@@ -5,7 +5,9 @@
  * the file, names, places) ends with its own XXH3; the key says what the blocks were made of and
  * how, so that anything else is another image. The bytes of blocks are not summed when it is
  * opened, since a start would have to read all of them: a file gets its name only after all of it
- * was written and synced, and its size is checked. Blocks begin in the second 2 MiB, which the
+ * was written and synced, and its size is checked. A file that something else makes shorter while
+ * it is mapped ends the program at the next read of what is gone (SIGBUS): hadal itself only ever
+ * replaces the name. Blocks begin in the second 2 MiB, which the
  * mapping keeps, so that Linux may map huge pages. Thread: any, read-only after open. */
 #ifndef HD_FILE_IMAGE_H
 #define HD_FILE_IMAGE_H
@@ -34,7 +36,7 @@ const void *hd_image_find(const hd_image *im, const char *name, uint64_t n_byte)
 
 /* Writes the image, syncs it, and only then gives it its name: until then it has none or, where the
  * file system has no such files, a temporary one beside path. on_progress (may be NULL) is told
- * shares in [0, 1]. HD_E_IO: nothing is left behind. */
+ * shares in [0, 1]. HD_E_IO; HD_E_UNSUPPORTED: more than 16384 blocks. Nothing is left behind. */
 HD_MUST_CHECK hd_status hd_image_write(const char *path, const char *key,
                                        const hd_image_block *block, size_t n_block,
                                        void (*on_progress)(void *user, double done), void *user);

@@ -1,6 +1,7 @@
 /* Which image belongs to a model, and what goes into it. */
 #include "model/repack.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/version.h"
 #include "file/mapping.h"
@@ -80,7 +81,11 @@ void hd_repack_save(const hd_model *m, void (*on_progress)(void *user, int done,
     if (!is_whole) {
         char *path = image_path(m);
         struct saving saving = {on_progress, user};
-        if (hd_image_write(path, m->repack_key, block, n, tell, &saving) != HD_OK)
+        int64_t start = hd_now_ns();
+        if (hd_image_write(path, m->repack_key, block, n, tell, &saving) == HD_OK)
+            hd_log(HD_LOG_INFO, "repacked image is kept", "path", "s", path, "seconds", "f",
+                   (double)(hd_now_ns() - start) / 1e9, NULL);
+        else
             hd_log(HD_LOG_WARN, "repacked image is not kept", "why", "s", hd_error_text(), NULL);
         hd_free(path);
     }

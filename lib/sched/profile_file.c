@@ -4,6 +4,7 @@
 #include "sched/profile_impl.h"
 
 #include "base/mem.h"
+#include "base/new_file.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -11,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 enum { VERSION = 1, FILE_BYTES_MAX = 1 << 20, LINE_MAX_BYTES = 160, STEPS_MAX = 1 << 20 };
@@ -30,21 +30,12 @@ static void write_text(const hd_profile *p, uint64_t key, hd_buf *b) {
 }
 
 hd_status hd_profile_save(const hd_profile *p, const char *path, uint64_t key) {
-    char temporary[4096];
-    int n = snprintf(temporary, sizeof temporary, "%s.%d", path, (int)getpid());
-    if (n < 0 || (size_t)n >= sizeof temporary)
-        return HD_FAIL(INVALID, "latency profile: the path is too long");
     hd_buf b;
     hd_buf_init(&b, FILE_BYTES_MAX);
     write_text(p, key, &b);
-    FILE *f = fopen(temporary, "we");
-    bool ok = f && fwrite(b.ptr, 1, b.len, f) == b.len;
-    if (f && fclose(f) != 0) ok = false;
-    if (ok) ok = rename(temporary, path) == 0;
-    int e = errno;
-    if (!ok) unlink(temporary);
+    hd_status s = hd_new_file_put(path, hd_buf_str(&b));
     hd_buf_fini(&b);
-    return ok ? HD_OK : HD_FAIL(IO, "latency profile %s: %s", path, strerror(e));
+    return s == HD_OK ? HD_OK : hd_fail_context(s, "latency profile");
 }
 
 /* ---- reading ---- */
@@ -172,7 +163,7 @@ hd_status hd_profile_load(const char *path, uint64_t key, hd_profile **out) {
     if (found == key) return HD_OK;
     hd_profile_free(*out);
     *out = NULL;
-    return HD_FAIL(INVALID,
+    return HD_FAIL(CORRUPT,
                    "latency profile %s: expected key %016" PRIx64
                    " (this model, backend, device and threads), found %016" PRIx64,
                    path, key, found);

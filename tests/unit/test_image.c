@@ -137,6 +137,23 @@ static void no_half_is_left(void **state) {
     assert_int_equal(n_file(), 0);
 }
 
+static void too_many_blocks_are_refused(void **state) {
+    (void)state;
+    enum { N = (1 << 14) + 1 };
+    hd_image_block *block = calloc(N, sizeof *block);
+    assert_non_null(block);
+    for (int i = 0; i < N; i++) snprintf(block[i].name, sizeof block[i].name, "%d", i);
+    assert_int_equal(hd_image_write(path, "key", block, N, NULL, NULL), HD_E_UNSUPPORTED);
+    assert_non_null(strstr(hd_error_text(), "at most 16384 blocks, found 16385"));
+    assert_int_equal(n_file(), 0);
+    assert_ok(hd_image_write(path, "key", block, N - 1, NULL, NULL));
+    hd_image *im;
+    assert_ok(hd_image_open(path, "key", &im));
+    hd_image_close(im);
+    unlink(path);
+    free(block);
+}
+
 static void count_names(void *user, double done) { *(int *)user += done < 1 ? n_file() : 0; }
 
 /* What a kill amid it would leave: no file that nobody ever removes. */
@@ -186,6 +203,7 @@ int main(void) {
         cmocka_unit_test(found_again),
         cmocka_unit_test(wrong_ones_are_refused),
         cmocka_unit_test(no_half_is_left),
+        cmocka_unit_test(too_many_blocks_are_refused),
         cmocka_unit_test(it_has_no_name_before_it_is_whole),
         cmocka_unit_test(several_write_at_once),
     };

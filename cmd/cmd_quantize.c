@@ -126,7 +126,7 @@ static hd_status find_importance(struct job *j) {
             hd_buf_addf(&missing, "%s %s", n_missing > 1 ? "," : "", c->name);
     }
     if (s == HD_OK && n_found == 0)
-        s = HD_FAIL(INVALID, "%s: expected importance of this model's tensors, found none",
+        s = HD_FAIL(CORRUPT, "%s: expected importance of this model's tensors, found none",
                     j->o->imatrix);
     if (s == HD_OK && n_missing > 0)
         hd_buf_addf(&j->t.notes, "importance: none for %zu tensors:%s%s\n", n_missing, missing.ptr,

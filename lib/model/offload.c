@@ -58,7 +58,7 @@ static hd_status read_plan(const char *path, struct candidate *c, int n_layer) {
     HD_TRY(hd_text_read(path, PLAN_BYTES_MAX, &text, &n_byte));
     hd_status s = HD_OK;
     if (strlen(text) != n_byte)
-        s = HD_FAIL(INVALID, "%s: byte %zu: expected text, found a zero byte", path,
+        s = HD_FAIL(CORRUPT, "%s: byte %zu: expected text, found a zero byte", path,
                     strlen(text) + 1);
     int n_named = 0, line = 0;
     for (char *p = text, *next; p && s == HD_OK; p = next) {
@@ -74,10 +74,10 @@ static hd_status read_plan(const char *path, struct candidate *c, int n_layer) {
         int at = n_named;
         while (at < n_layer && c[at].layer != layer) at++;
         if (*end != 0 || layer < 0 || layer >= n_layer)
-            s = HD_FAIL(INVALID, "%s: line %d: expected a layer from 0 to %d, found \"%.40s\"",
+            s = HD_FAIL(CORRUPT, "%s: line %d: expected a layer from 0 to %d, found \"%.40s\"",
                         path, line, n_layer - 1, p);
         else if (at == n_layer)
-            s = HD_FAIL(INVALID, "%s: line %d: layer %ld is named twice", path, line, layer);
+            s = HD_FAIL(CORRUPT, "%s: line %d: layer %ld is named twice", path, line, layer);
         if (s != HD_OK) break;
         struct candidate named = c[at];
         memmove(&c[n_named + 1], &c[n_named], (size_t)(at - n_named) * sizeof *c);

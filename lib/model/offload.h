@@ -22,7 +22,7 @@ struct hd_offload {
 
 /* Chooses the layers so that the other weights take at most opt.device_weight_bytes;
  * m->offload stays NULL when there is no bound, or all fit. HD_E_NO_MEMORY: not even with every
- * feed-forward on the host. HD_E_INVALID names what is wrong in the plan file. */
+ * feed-forward on the host. HD_E_CORRUPT names what is wrong in the plan file. */
 HD_MUST_CHECK hd_status hd_offload_choose(hd_model *m);
 /* The host's scratch memory, once the limits are known. */
 HD_MUST_CHECK hd_status hd_offload_plan(hd_model *m);

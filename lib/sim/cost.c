@@ -104,7 +104,7 @@ static hd_status choose_knots(hd_cost *c, const hd_cost_point *point, int n) {
     }
     hd_free(rows);
     if (c->n_knot >= 1 && c->n_knot <= HD_COST_KNOT_MAX) return HD_OK;
-    return HD_FAIL(INVALID, "cost profile: expected points of 1 to %d row counts, found %d",
+    return HD_FAIL(CORRUPT, "cost profile: expected points of 1 to %d row counts, found %d",
                    HD_COST_KNOT_MAX, c->n_knot);
 }
 

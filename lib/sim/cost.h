@@ -56,7 +56,7 @@ typedef struct hd_cost_point {
 } hd_cost_point;
 
 /* Fills the formula and its errors from the points; the rest of *c is kept. The knots are the row
- * counts of the fitted points. HD_E_INVALID: no points, more knots than fit. */
+ * counts of the fitted points. HD_E_CORRUPT: no points, more knots than fit. */
 HD_MUST_CHECK hd_status hd_cost_fit(hd_cost *c, const hd_cost_point *point, int n);
 /* Fills the quantiles from factors, which are sorted, and whose mean is returned: the quantiles are
  * those over it, and their linear interpolation keeps the mean of either end. */

@@ -24,7 +24,7 @@ struct line {
 
 /* Of a field: where it is, and what stands there. */
 static hd_status unexpected(const struct line *l, int field, const char *expected) {
-    return HD_FAIL(INVALID, "line %d, column %d (%s): expected %s, found \"%s\"", l->number,
+    return HD_FAIL(CORRUPT, "line %d, column %d (%s): expected %s, found \"%s\"", l->number,
                    (int)(l->field[field] - l->text) + 1, field_name[field], expected,
                    hd_show(hd_str_of(l->field[field])));
 }
@@ -35,7 +35,7 @@ static hd_status split(struct line *l) {
     for (; rest && n < n_field; n++) l->field[n] = strsep(&rest, ",");
     for (; rest; n++) strsep(&rest, ",");
     if (n == n_field) return HD_OK;
-    return HD_FAIL(INVALID, "line %d, column 1: expected %d fields, found %d", l->number, n_field,
+    return HD_FAIL(CORRUPT, "line %d, column 1: expected %d fields, found %d", l->number, n_field,
                    n);
 }
 
@@ -105,7 +105,7 @@ void hd_trace_add(hd_trace *t, const hd_trace_item *item) {
     t->n++;
 }
 
-/* The next line of the text without its end. HD_E_INVALID: it is too long. */
+/* The next line of the text without its end. HD_E_CORRUPT: it is too long. */
 static hd_status next_line(hd_str *text, struct line *l) {
     const char *end = memchr(text->ptr, '\n', text->len);
     size_t n = end ? (size_t)(end - text->ptr) : text->len;
@@ -113,7 +113,7 @@ static hd_status next_line(hd_str *text, struct line *l) {
     l->number++;
     while (len > 0 && text->ptr[len - 1] == '\r') len--;
     if (len >= line_max)
-        return HD_FAIL(INVALID, "line %d, column %d: expected at most %d bytes, found %zu",
+        return HD_FAIL(CORRUPT, "line %d, column %d: expected at most %d bytes, found %zu",
                        l->number, line_max, line_max - 1, len);
     memcpy(l->text, text->ptr, len);
     l->text[len] = 0;
@@ -121,7 +121,7 @@ static hd_status next_line(hd_str *text, struct line *l) {
     text->ptr += taken;
     text->len -= taken;
     if (strlen(l->text) == len) return HD_OK;
-    return HD_FAIL(INVALID, "line %d, column %zu: expected text, found a zero byte", l->number,
+    return HD_FAIL(CORRUPT, "line %d, column %zu: expected text, found a zero byte", l->number,
                    strlen(l->text) + 1);
 }
 
@@ -129,22 +129,22 @@ hd_status hd_trace_parse(hd_trace *t, hd_str text, uint64_t seed) {
     struct line l = {0};
     hd_trace_begin(t, seed);
     if (text.len == 0)
-        return HD_FAIL(INVALID, "line 1: expected \"%s\", found nothing", HD_TRACE_HEADER);
+        return HD_FAIL(CORRUPT, "line 1: expected \"%s\", found nothing", HD_TRACE_HEADER);
     HD_TRY(next_line(&text, &l));
     if (strcmp(l.text, HD_TRACE_HEADER) != 0)
-        return HD_FAIL(INVALID, "line 1: expected \"%s\", found \"%s\"", HD_TRACE_HEADER,
+        return HD_FAIL(CORRUPT, "line 1: expected \"%s\", found \"%s\"", HD_TRACE_HEADER,
                        hd_show(hd_str_of(l.text)));
     while (text.len > 0) {
         HD_TRY(next_line(&text, &l));
         if (!*l.text) continue;
         if (t->n == HD_TRACE_REQUEST_MAX)
-            return HD_FAIL(INVALID, "line %d: expected at most %d requests, found more", l.number,
+            return HD_FAIL(CORRUPT, "line %d: expected at most %d requests, found more", l.number,
                            HD_TRACE_REQUEST_MAX);
         HD_TRY(split(&l));
         HD_TRY(parse_item(t, &l));
     }
     if (t->n > 0) return HD_OK;
-    return HD_FAIL(INVALID, "line %d: expected requests, found none", l.number + 1);
+    return HD_FAIL(CORRUPT, "line %d: expected requests, found none", l.number + 1);
 }
 
 hd_status hd_trace_read(hd_trace *t, const char *path, uint64_t seed) {

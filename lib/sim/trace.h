@@ -37,7 +37,7 @@ typedef struct hd_trace {
     hd_arena *arena; /* keeps the texts */
 } hd_trace;
 
-/* Each fills *t, which hd_trace_fini ends in every case. HD_E_INVALID names line, column, what was
+/* Each fills *t, which hd_trace_fini ends in every case. HD_E_CORRUPT names line, column, what was
  * expected and found. seed: of the prompts' tokens. */
 HD_MUST_CHECK hd_status hd_trace_parse(hd_trace *t, hd_str text, uint64_t seed);
 HD_MUST_CHECK hd_status hd_trace_read(hd_trace *t, const char *path, uint64_t seed);

@@ -284,7 +284,7 @@ test('what cannot be started says why', async () => {
     assert.match(nowhere.out, /no\.such\.host\.invalid/);
     writeFileSync(join(folder, 'keys'), '# none\n\n');
     const keyless = await run('--port', '0', '--api-key-file', join(folder, 'keys'));
-    assert.equal(keyless.code, 2);
+    assert.equal(keyless.code, 1);
     assert.match(keyless.out, /expected at least one key/);
     const model = await run('--port', '0', '--model', join(folder, 'nothing.gguf'));
     assert.equal(model.code, 1);

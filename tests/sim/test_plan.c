@@ -68,7 +68,7 @@ static void the_formula_is_found_again(void **state) {
     for (int i = 0; i < n; i++) p[i].mean_s *= i % 2 ? 1.1 : 0.9; /* what is not in the formula */
     assert_int_equal(hd_cost_fit(&found, p, n), HD_OK);
     assert_true(found.error_mean > 0.05 && found.error_mean < 0.15);
-    assert_int_equal(hd_cost_fit(&found, p, 0), HD_E_INVALID);
+    assert_int_equal(hd_cost_fit(&found, p, 0), HD_E_CORRUPT);
 }
 
 static void the_spread_has_mean_one(void **state) {

@@ -168,7 +168,7 @@ static void test_bad_plans(void **state) {
     for (size_t i = 0; i < HD_COUNT_OF(row); i++) {
         loaded l;
         test_write_text(plan, row[i].text);
-        assert_int_equal(try_open("v3", true, 1 << 20, plan, &l), HD_E_INVALID);
+        assert_int_equal(try_open("v3", true, 1 << 20, plan, &l), HD_E_CORRUPT);
         assert_non_null(strstr(hd_error_text(), row[i].says));
         close_all(&l);
     }
@@ -179,7 +179,7 @@ static void test_bad_plans(void **state) {
     assert_int_equal(try_open("v3", true, 0, "/absent", &l), HD_E_NOT_FOUND);
     close_all(&l);
     test_write_file(plan, "1\n\0 9", 5);
-    assert_int_equal(try_open("v3", true, 0, plan, &l), HD_E_INVALID);
+    assert_int_equal(try_open("v3", true, 0, plan, &l), HD_E_CORRUPT);
     assert_non_null(strstr(hd_error_text(), "byte 3: expected text, found a zero byte"));
     close_all(&l);
 }

@@ -148,7 +148,7 @@ static void its_file_is_whole_or_refused(void **state) {
         hd_profile_learn(p, &l, (int64_t)(law(&l) * noise(&r)));
     }
     assert_ok(hd_profile_save(p, path, 77));
-    assert_int_equal(hd_profile_load(path, 78, &q), HD_E_INVALID);
+    assert_int_equal(hd_profile_load(path, 78, &q), HD_E_CORRUPT);
     assert_non_null(strstr(hd_error_text(), "expected key 000000000000004e"));
     assert_int_equal(hd_profile_load(test_join(test_dir, "none"), 77, &q), HD_E_IO);
     assert_int_equal(hd_profile_save(p, test_join(test_dir, "none/p"), 77), HD_E_IO);

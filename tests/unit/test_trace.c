@@ -58,14 +58,14 @@ static void a_wrong_trace_is_refused(void **state) {
     };
     for (size_t i = 0; i < HD_COUNT_OF(cases); i++) {
         hd_trace t;
-        assert_int_equal(hd_trace_parse(&t, hd_str_of(cases[i].text), 0), HD_E_INVALID);
+        assert_int_equal(hd_trace_parse(&t, hd_str_of(cases[i].text), 0), HD_E_CORRUPT);
         if (!strstr(hd_error_text(), cases[i].error))
             fail_msg("case %zu: \"%s\" not in \"%s\"", i, cases[i].error, hd_error_text());
         hd_trace_fini(&t);
     }
     hd_trace t;
     assert_int_equal(hd_trace_parse(&t, (hd_str){HEAD "0,1\0,1,,,", sizeof HEAD + 8}, 0),
-                     HD_E_INVALID);
+                     HD_E_CORRUPT);
     assert_non_null(strstr(hd_error_text(), "column 4: expected text, found a zero byte"));
     hd_trace_fini(&t);
     assert_int_equal(hd_trace_read(&t, "/nowhere/gone", 0), HD_E_NOT_FOUND);

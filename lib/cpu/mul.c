@@ -2,9 +2,9 @@
  * of rows, of about equal cost.
  *
  * Repacked weights are read strip by strip, each for a block of rows. Of weights that are read as
- * they lie up to 64 outputs are unpacked block by block along the inputs. How outputs and rows are
- * split depends on how many there are and on the threads to feed; no element's sum does
- * (kernel.h). */
+ * they lie up to 64 outputs are unpacked block by block along the inputs; for few rows they go from
+ * the transpose straight into the sums. How outputs and rows are split depends on how many there
+ * are and on the threads to feed; no element's sum does (kernel.h). */
 #include "cpu/cpu.h"
 
 #include <string.h>

@@ -153,7 +153,7 @@ void hd_engine_close(hd_engine *e) {
 /* ---- what a test does ---- */
 
 /* Waits up to 5 s until `count` of the engine is as wanted; returns what it is then. */
-static int stub_await(hd_engine *e, const int *count, int wanted) {
+static inline int stub_await(hd_engine *e, const int *count, int wanted) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += 5;
@@ -165,7 +165,7 @@ static int stub_await(hd_engine *e, const int *count, int wanted) {
     return found;
 }
 
-static int stub_count(hd_engine *e, const int *count) {
+static inline int stub_count(hd_engine *e, const int *count) {
     pthread_mutex_lock(&e->mu);
     int n = *count;
     pthread_mutex_unlock(&e->mu);
@@ -180,12 +180,12 @@ static void stub_say(hd_engine *e, int ix, hd_event ev) {
     pthread_mutex_unlock(&e->mu);
 }
 
-static void stub_text(hd_engine *e, int ix, const char *text) {
+static inline void stub_text(hd_engine *e, int ix, const char *text) {
     for (; *text; text++)
         stub_say(e, ix, (hd_event){.token = (unsigned char)*text, .logprob = -0.5f, .stop_ix = -1});
 }
 
-static void stub_finish(hd_engine *e, int ix, enum hd_finish why) {
+static inline void stub_finish(hd_engine *e, int ix, enum hd_finish why) {
     hd_event ev = {.token = -1, .stop_ix = -1, .finish = why};
     if (why == HD_FINISH_STOP) {
         ev.token = STUB_EOS;

@@ -35,7 +35,11 @@ start_server() { # options; its process is $server
 }
 spread_load="--num-prompts 300 --request-rate $(over 60) --random-input-len 128 --random-output-len 48 --random-range-ratio 0.8"
 
-cost() { "$HADAL" bench "$MODEL" --save-cost "$COST" -t 1 --clock processor --seconds 0.3; }
+cost() {
+    large= # steps of seconds, and a KV cache that is to fit into memory
+    [ "$SLOW" -eq 1 ] || large='--seconds 0 --max-num-batched-tokens 128 --max-num-seqs 32 --max-model-len 1024'
+    "$HADAL" bench "$MODEL" --save-cost "$COST" -t 1 --clock processor --seconds 0.3 $large
+}
 fidelity() {
     for t in chat full bursty; do
         compare "$MODEL" --trace "$(trim $TRACES/$t.csv)" -t 1 --clock processor --max-num-seqs 32 --policies dynamic --runs 3 --check "$COST"

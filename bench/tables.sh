@@ -93,9 +93,10 @@ order() {
     [ "$TRIM" -eq 0 ] || n=$((3 * TRIM)) begin=100 answer=100
     printf '%s\n' $HEADER >"$OUT/groups.csv"
     awk -v n=$n -v b=$begin 'BEGIN { for (i = 0; i < n; i++) printf "0,%d,32,g%d,%d,\n", b + 8 + i % 7, i % (n / 8), b }' >>"$OUT/groups.csv"
-    "$HADAL" quantize --type Q4_0 --force "$MODEL" "$OUT/q4.gguf"
+    q4="$OUT/q4.gguf" # a model that is quantised already is taken as it is
+    "$HADAL" quantize --type Q4_0 --force "$MODEL" "$q4" || q4=$MODEL
     for kv in $((n / 8 * begin * 2 / 3 + 96)) $((n / 8 * begin * 8 / 3 + 384)); do for p in none fragmentation prefix length; do
-        compare "$OUT/q4.gguf" --kv-cache-dtype f16 -t 1 --clock processor --policies dynamic --trace "$OUT/groups.csv" \
+        compare "$q4" --kv-cache-dtype f16 -t 1 --clock processor --policies dynamic --trace "$OUT/groups.csv" \
             --reorder-policy $p --max-tokens-in-paged-kv-cache $kv --max-num-seqs 16
     done; done
     for s in 3 8; do for p in none prefix length; do

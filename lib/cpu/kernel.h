@@ -85,6 +85,7 @@ typedef struct hd_cpu_packed_product {
     bool is_wide;
     int n_row, n_in, n_strip;      /* n_strip: 1 to 4 */
     const unsigned char *strip;    /* the first; the others follow it */
+    const unsigned char *next;     /* what is read after them: it is asked for on the way */
     const unsigned char *const *x; /* [n_row] first blocks of rows */
     size_t x_step;                 /* bytes from a row's block to its next */
     float *c;                      /* [n_row, HD_CPU_STRIP], 16 of each row for a strip */

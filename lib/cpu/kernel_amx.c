@@ -194,7 +194,8 @@ ALWAYS bool take_codes_as(enum hd_format f, const unsigned char *head, int n_sub
     hd_cpu_layout l = hd_cpu_layout_of(f);
     const unsigned char *low = head + hd_cpu_head_bytes(l.head, n_sub);
     const unsigned char *high = low + 64 * l.low_bits * n_sub;
-    super_scale super = load_super(l, head, 0);
+    super_scale super;
+    load_super(l, head, 0, &super);
     __m512i offset = _mm512_set1_epi8((char)l.offset);
     V most = v_set(0);
     for (int b = 0; b < n_sub; b++, low += 64 * l.low_bits, high += 64 * l.high_bits) {
@@ -202,7 +203,7 @@ ALWAYS bool take_codes_as(enum hd_format f, const unsigned char *head, int n_sub
         load_codes(l, low, high, code);
         UNROLL for (int g = 0; g < 8; g++) _mm512_store_si512(
             w->code[strip * BLOCKS + b][g], _mm512_sub_epi8((__m512i)code[g], offset));
-        block_scale s = load_scales(l, super, head, 0, b);
+        block_scale s = load_scales(l, &super, head, 0, b);
         v_store(w->scale[strip * BLOCKS + b], s.scale[0]);
         if (is_with_minimum(l.head)) v_store(w->add[strip * BLOCKS + b], s.add[0]);
         most = v_max_bits(most, v_abs(s.scale[0]));

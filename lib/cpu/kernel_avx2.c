@@ -26,6 +26,8 @@ static inline VI v_dot(hd_cpu_layout l, VI acc, W code, const int8_t *x) {
     }
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x4), one));
 }
+#define SUM_START 0x4B400000
+#define START_VALUE 0x1.8p23f
 #define PACKED_ROWS 4
 
 #define TILE_ROWS 6

@@ -136,6 +136,13 @@ static inline void v_transpose(V r[VN]) {
 static inline W w_bytes(const unsigned char *p) {
     return (W)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
 }
+/* Of rows of 16 bytes, each of which counts twice, the first time shifted up by 4 bits: the bytes
+ * from `at` on. */
+static inline W w_twice(const unsigned char *rows, int at) {
+    __m256i pair = _mm256_broadcastsi128_si256(
+        _mm_loadu_si128((const __m128i *)(const void *)(rows + at / 2)));
+    return (W)_mm256_sllv_epi32(pair, _mm256_set_epi32(0, 0, 0, 0, 4, 4, 4, 4));
+}
 static inline W w_lookup(const unsigned char table[16], W index) {
     __m128i t = _mm_loadu_si128((const __m128i *)(const void *)table);
     return (W)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(t), (__m256i)index);

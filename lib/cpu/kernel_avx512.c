@@ -15,6 +15,8 @@ static inline VI v_dot(hd_cpu_layout l, VI acc, W code, const int8_t *x) {
     __builtin_memcpy(&four, x, sizeof four);
     return _mm512_dpbusd_epi32(acc, (__m512i)code, _mm512_set1_epi32(four));
 }
+#define SUM_START 0x4B400000
+#define START_VALUE 0x1.8p23f
 #define PACKED_ROWS 16
 
 #define TILE_ROWS 6

@@ -144,6 +144,15 @@ static inline __attribute__((always_inline)) void v_transpose(V r[VN]) {
 static inline W w_bytes(const unsigned char *p) {
     return (W)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
+/* Of rows of 16 bytes, each of which counts twice, the first time shifted up by 4 bits: the bytes
+ * from `at` on. */
+static inline W w_twice(const unsigned char *rows, int at) {
+    __m512i pair =
+        _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)(rows + at / 2)));
+    pair = _mm512_permutexvar_epi64(_mm512_set_epi64(3, 2, 3, 2, 1, 0, 1, 0), pair);
+    return (W)_mm512_sllv_epi32(pair,
+                                _mm512_set_epi32(0, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0, 0, 4, 4, 4, 4));
+}
 static inline W w_lookup(const unsigned char table[16], W index) {
     __m128i t = _mm_loadu_si128((const __m128i *)(const void *)table);
     return (W)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), (__m512i)index);

@@ -14,6 +14,8 @@ static inline VI v_dot(hd_cpu_layout l, VI acc, W code, const int8_t *x) {
     __builtin_memcpy(&four, x, sizeof four);
     return _mm256_dpbusd_avx_epi32(acc, (__m256i)code, _mm256_set1_epi32(four));
 }
+#define SUM_START 0x4B400000
+#define START_VALUE 0x1.8p23f
 #define PACKED_ROWS 4
 
 #define TILE_ROWS 6

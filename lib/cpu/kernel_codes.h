@@ -60,11 +60,15 @@ ALWAYS void load_codes(hd_cpu_layout l, const unsigned char *low, const unsigned
     }
 }
 
-/* The i-th of count six-bit numbers, of the outputs that p is for. */
-ALWAYS W six_bits(const unsigned char *p, int count, int i) {
-    W low = w_bytes(p + 16 * (i / 2)) >> (4 * (i % 2));
-    W high = w_bytes(p + 8 * count + 16 * (i / 4)) >> (2 * (i % 4));
-    return (low & 15) | (high & 3) << 4;
+/* The count six-bit numbers of a head, a byte each: the even ones, then the odd ones. */
+ALWAYS void six_bits(const unsigned char *p, int count, unsigned char number[2][8][16]) {
+    UNROLL for (int at = 0; at < 8 * count; at += (int)sizeof(W)) {
+        W low = w_load(p + at), high = w_twice(p + 8 * count, at);
+        W even = (low & 0x0F0F0F0Fu) | (high & 0x30303030u);
+        W odd = ((low >> 4) & 0x0F0F0F0Fu) | ((high >> 2) & 0x30303030u);
+        __builtin_memcpy(number[0][0] + at, &even, sizeof even);
+        __builtin_memcpy(number[1][0] + at, &odd, sizeof odd);
+    }
 }
 
 /* 2^(e - 128): half an E8M0 scale, whose least two are denormal; 255 is NaN. */
@@ -74,19 +78,25 @@ ALWAYS V half_e8m0(W e) {
     return (V)((is_nan & 0x7FC00000u) | (~is_nan & bits));
 }
 
-/* What is the same for all blocks of a super-block: d and dmin of the K-quants. */
+/* What all blocks of a super-block need: d and -dmin of the K-quants, and numbers of six bits. */
 typedef struct super_scale {
-    V d, dmin;
+    V d, less;
+    _Alignas(64) unsigned char number[2][8][16];
 } super_scale;
 
-ALWAYS super_scale load_super(hd_cpu_layout l, const unsigned char *head, int lane) {
-    super_scale s = {v_set(0), v_set(0)};
+ALWAYS void load_super(hd_cpu_layout l, const unsigned char *head, int lane, super_scale *s) {
     if (l.head == HD_CPU_HEAD_K45 || l.head == HD_CPU_HEAD_K6 || l.head == HD_CPU_HEAD_K3 ||
         l.head == HD_CPU_HEAD_K2 || l.head == HD_CPU_HEAD_X4 || l.head == HD_CPU_HEAD_X2)
-        s.d = v_decode_f16(head + 2 * lane);
+        s->d = v_decode_f16(head + 2 * lane);
     if (l.head == HD_CPU_HEAD_K45 || l.head == HD_CPU_HEAD_K2)
-        s.dmin = v_decode_f16(head + 32 + 2 * lane);
-    return s;
+        s->less = v_set(0) - v_decode_f16(head + 32 + 2 * lane);
+    if (l.head == HD_CPU_HEAD_K45) six_bits(head + 64, 16, s->number);
+    if (l.head == HD_CPU_HEAD_K3) six_bits(head + 32, 16, s->number);
+    if (l.head == HD_CPU_HEAD_X4) six_bits(head + 32, 8, s->number);
+}
+
+ALWAYS V number_at(const super_scale *s, int lane, int i) {
+    return v_float((VI)w_bytes(s->number[i % 2][i / 2] + lane));
 }
 
 /* Scales of block b, of its first and second 16 inputs where they differ, and what is added. */
@@ -94,8 +104,8 @@ typedef struct block_scale {
     V scale[2], add[2];
 } block_scale;
 
-ALWAYS block_scale load_scales(hd_cpu_layout l, super_scale s, const unsigned char *head, int lane,
-                               int b) {
+ALWAYS block_scale load_scales(hd_cpu_layout l, const super_scale *s, const unsigned char *head,
+                               int lane, int b) {
     block_scale out = {{v_set(0), v_set(0)}, {v_set(0), v_set(0)}};
     switch (l.head) {
     case HD_CPU_HEAD_D: out.scale[0] = v_decode_f16(head + 32 * b + 2 * lane); break;
@@ -105,28 +115,26 @@ ALWAYS block_scale load_scales(hd_cpu_layout l, super_scale s, const unsigned ch
         break;
     case HD_CPU_HEAD_E: out.scale[0] = half_e8m0(w_bytes(head + 16 * b + lane)); break;
     case HD_CPU_HEAD_K45:
-        out.scale[0] = s.d * v_float((VI)six_bits(head + 64 + lane, 16, b));
-        out.add[0] = v_set(0) - s.dmin * v_float((VI)six_bits(head + 64 + lane, 16, b + 8));
+        out.scale[0] = s->d * number_at(s, lane, b);
+        out.add[0] = s->less * number_at(s, lane, b + 8);
         break;
-    case HD_CPU_HEAD_X4:
-        out.scale[0] = s.d * (v_float((VI)six_bits(head + 32 + lane, 8, b)) - v_set(32));
-        break;
+    case HD_CPU_HEAD_X4: out.scale[0] = s->d * (number_at(s, lane, b) - v_set(32)); break;
     case HD_CPU_HEAD_X2: {
         W four = (w_bytes(head + 32 + 16 * (b / 2) + lane) >> (4 * (b % 2))) & 15;
-        out.scale[0] = s.d * (v_float((VI)four) + v_set(0.5f)) * v_set(0.25f); /* exact */
+        out.scale[0] = s->d * (v_float((VI)four) + v_set(0.5f)) * v_set(0.25f); /* exact */
         break;
     }
     default:
         UNROLL for (int i = 0; i < 2; i++) {
             int at = 2 * b + i;
             if (l.head == HD_CPU_HEAD_K6) {
-                out.scale[i] = s.d * v_decode_s8(head + 32 + 16 * at + lane);
+                out.scale[i] = s->d * v_decode_s8(head + 32 + 16 * at + lane);
             } else if (l.head == HD_CPU_HEAD_K3) {
-                out.scale[i] = s.d * (v_float((VI)six_bits(head + 32 + lane, 16, at)) - v_set(32));
+                out.scale[i] = s->d * (number_at(s, lane, at) - v_set(32));
             } else {
                 W both = w_bytes(head + 64 + 16 * at + lane);
-                out.scale[i] = s.d * v_float((VI)(both & 15));
-                out.add[i] = v_set(0) - s.dmin * v_float((VI)(both >> 4));
+                out.scale[i] = s->d * v_float((VI)(both & 15));
+                out.add[i] = s->less * v_float((VI)(both >> 4));
             }
         }
     }

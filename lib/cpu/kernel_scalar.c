@@ -127,6 +127,13 @@ static inline void v_transpose(V r[VN]) {
 
 /* A byte a lane. */
 static inline W w_bytes(const unsigned char *p) { return (W){p[0], p[1], p[2], p[3]}; }
+/* Of rows of 16 bytes, each of which counts twice, the first time shifted up by 4 bits: the bytes
+ * from `at` on. */
+static inline W w_twice(const unsigned char *rows, int at) {
+    W w;
+    __builtin_memcpy(&w, rows + at / 32 * 16, sizeof w);
+    return at / 16 % 2 == 0 ? w << 4 : w;
+}
 static inline W w_lookup(const unsigned char table[16], W index) {
     W out = {0};
     for (int i = 0; i < VN; i++)
@@ -148,6 +155,8 @@ static inline VI v_dot(hd_cpu_layout l, VI acc, W code, const int8_t *x) {
     for (int i = 0; i < 4; i++) acc += (VI)(code >> (8 * i) & 255) * (int32_t)x[i];
     return acc;
 }
+#define SUM_START 0 /* no fused multiply-add */
+#define START_VALUE 0.0f
 #define PACKED_ROWS 1
 
 #define TILE_ROWS 2

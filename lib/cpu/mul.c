@@ -24,6 +24,7 @@
 typedef struct part {
     const hd_cpu_mul *m;
     int o0, n_o, row0, n_row;
+    const unsigned char *next; /* what the thread reads after it; NULL: not known */
 } part;
 
 static float *output_row(const part *p, int r) {
@@ -52,14 +53,26 @@ static void prefetch(const hd_weight *w, const char *first, int n_o, int k0, int
     }
 }
 
+static const unsigned char *strip_at(const hd_weight *w, int mat, int o) {
+    return hd_cpu_strips(w, mat) +
+           (size_t)(o / HD_CPU_STRIP_OUT) * hd_cpu_strip_bytes(w->format, w->n_in);
+}
+
+/* What a product reads first for outputs from o on; NULL when its weights are not repacked. */
+static const unsigned char *first_strip(const hd_cpu_mul *m, int o) {
+    return m->w->prepared != NULL ? strip_at(m->w, m->mat, o) : NULL;
+}
+
 /* Of a repacked weight: a strip's bytes come from memory for the first rows, and from a cache for
  * the others. */
 static void packed_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const hd_weight *w,
                         float *into) {
     const hd_cpu_mul *m = p->m;
-    const unsigned char *strip =
-        hd_cpu_strips(w, m->mat) +
-        (size_t)(p->o0 / HD_CPU_STRIP_OUT) * hd_cpu_strip_bytes(w->format, w->n_in);
+    int n_strip = (int)hd_cpu_pad(p->n_o) / HD_CPU_STRIP_OUT;
+    const unsigned char *next = p->next;
+    if (w == m->w && m->up != NULL && m->up->prepared != NULL)
+        next = strip_at(m->up, m->mat, p->o0);
+    if (next == NULL) next = strip_at(w, m->mat, p->o0 + p->n_o);
     for (int r = 0; r < p->n_row; r++)
         t->xq[r] = hd_cpu_qrow(&m->xq, m->x_row != NULL ? m->x_row[p->row0 + r] : p->row0 + r);
     c->k->packed_product(
@@ -67,8 +80,9 @@ static void packed_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const
                                  .is_wide = m->is_exact || hd_cpu_input_of(c, w) == HD_CPU_WIDE,
                                  .n_row = p->n_row,
                                  .n_in = w->n_in,
-                                 .n_strip = (int)hd_cpu_pad(p->n_o) / HD_CPU_STRIP_OUT,
-                                 .strip = strip,
+                                 .n_strip = n_strip,
+                                 .strip = strip_at(w, m->mat, p->o0),
+                                 .next = next,
                                  .x = t->xq,
                                  .x_step = hd_cpu_xblock_bytes(m->xq.is_wide),
                                  .c = into});
@@ -158,8 +172,10 @@ static void run_part(hd_cpu *c, int thread, const part *p) {
 }
 
 static void run_outputs(hd_cpu *c, int thread, part p, int n_o) {
+    const unsigned char *next = p.next;
     for (int end = p.o0 + n_o; p.o0 < end; p.o0 += HD_CPU_STRIP) {
         p.n_o = hd_cpu_least(end - p.o0, HD_CPU_STRIP);
+        p.next = p.o0 + p.n_o < end ? first_strip(p.m, p.o0 + p.n_o) : next;
         run_part(c, thread, &p);
     }
 }
@@ -254,6 +270,7 @@ static void run_range_in_order(void *ctx, int task, int thread) {
     for (int i = 0; i < j->n_mul; i++) {
         const hd_cpu_mul *m = &j->mul[i];
         part p = {.m = m, .o0 = task * j->n_each};
+        if (i + 1 < j->n_mul) p.next = first_strip(m + 1, p.o0);
         for (; p.row0 < m->n_row; p.row0 += rows_each(m)) {
             p.n_row = hd_cpu_least(m->n_row - p.row0, rows_each(m));
             run_outputs(j->c, thread, p, hd_cpu_least(m->w->n_out - p.o0, j->n_each));

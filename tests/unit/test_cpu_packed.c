@@ -103,6 +103,7 @@ static void product(const hd_cpu_kernels *k, const matrix *m, const rows *x, par
         .n_in = m->n_in,
         .n_strip = p.n_strip,
         .strip = m->image + (size_t)p.strip * hd_cpu_strip_bytes(m->f, m->n_in),
+        .next = m->image,
         .x = (const unsigned char *const *)x->block + p.row0,
         .x_step = x->step,
         .c = c});
@@ -239,6 +240,7 @@ static void integer_products_do_not_saturate(void **state) {
                                                           .n_in = N_IN,
                                                           .n_strip = 1,
                                                           .strip = image,
+                                                          .next = image,
                                                           .x = row,
                                                           .x_step = step,
                                                           .c = c});

@@ -51,7 +51,6 @@ typedef struct hd_cpu_mul {
     const hd_weight *up; /* not NULL: y = silu(w x) * (up x) */
     int mat;
     bool is_exact; /* 16-bit activations for repacked weights of any format */
-    int n_each;    /* outputs a task; hd_cpu_mul_run sets it */
     int n_row;
     const float *x; /* [., ldx] */
     size_t ldx;
@@ -81,7 +80,8 @@ typedef struct hd_cpu {
     hd_pool *pool;
     struct hd_cpu_store *store; /* memory of repacked weights */
     const hd_cpu_kernels *k;
-    int n_thread;
+    int n_thread, n_task;
+    double *task_begin; /* [n_task + 1] a set of products in tasks: 0 .. 1, parts of its cost */
     bool is_wide; /* HD_COMPUTE_FLOAT32: activations of 16 bits meet weights of every format */
     hd_dev_limits limits;
     hd_dev_observer observer; /* inputs NULL: nobody */
@@ -173,10 +173,11 @@ static inline enum hd_cpu_input hd_cpu_input_of_both(const hd_cpu *c, const hd_w
     return x > y ? x : y;
 }
 
+void hd_cpu_share_out(hd_cpu *c); /* sets n_task and task_begin, the caller's to free */
 /* Runs n products, independent of one another, on all threads. */
-void hd_cpu_mul_run(hd_cpu *c, hd_cpu_mul *mul, int n);
+void hd_cpu_mul_run(hd_cpu *c, const hd_cpu_mul *mul, int n);
 /* Runs n products of equal n_out that add into the same rows: for every output in list order. */
-void hd_cpu_mul_run_in_order(hd_cpu *c, hd_cpu_mul *mul, int n);
+void hd_cpu_mul_run_in_order(hd_cpu *c, const hd_cpu_mul *mul, int n);
 
 /* fn(ctx, row, thread) for every row; on one thread when n_row * work (elements a row) is little.
  */

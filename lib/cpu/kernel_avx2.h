@@ -49,6 +49,18 @@ static inline V v_decode_bf16(const unsigned char *p) {
     __m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
 }
+/* The lane whose bits, as a number with a sign, are the largest. */
+static inline float v_largest_bits(V x) {
+    __m256i n = _mm256_castps_si256(x);
+    __m128i t = _mm_max_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256(n, 1));
+    t = _mm_max_epi32(t, _mm_shuffle_epi32(t, 0x4E));
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(t, _mm_shuffle_epi32(t, 0xB1))));
+}
+static inline int32_t vi_sum(VI n) {
+    __m128i t = _mm_add_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256(n, 1));
+    t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(t, _mm_shuffle_epi32(t, 0xB1)));
+}
 /* Sum of 16 lanes by halves: i and i + 8, then 4, 2, 1 apart; the same order at every level. */
 static inline float v_sum_16(const V v[2]) {
     __m256 t = _mm256_add_ps(v[0], v[1]);

@@ -47,6 +47,12 @@ static inline V v_decode_bf16(const unsigned char *p) {
     __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
 }
+/* The lane whose bits, as a number with a sign, are the largest. */
+static inline float v_largest_bits(V x) {
+    return _mm_cvtss_f32(_mm_castsi128_ps(
+        _mm_cvtsi32_si128(_mm512_reduce_max_epi32(_mm512_castps_si512(x)))));
+}
+static inline int32_t vi_sum(VI n) { return _mm512_reduce_add_epi32(n); }
 /* Sum of 16 lanes by halves: i and i + 8, then 4, 2, 1 apart; the same order at every level. */
 static inline float v_sum_16(const V v[1]) {
     __m256 t = _mm256_add_ps(_mm512_castps512_ps256(v[0]), _mm512_extractf32x8_ps(v[0], 1));

@@ -9,21 +9,11 @@ ALWAYS V load_part(const float *x, int n) {
 
 /* The largest magnitude by its bits, so that NaN is larger than everything. */
 ALWAYS float largest_bits(const float *x, int n) {
-    float lane[VN];
     V top = v_set(0);
     int i = 0;
     for (; i + VN <= n; i += VN) top = v_max_bits(top, v_abs(v_load(x + i)));
     if (i < n) top = v_max_bits(top, v_abs(load_part(x + i, n - i)));
-    v_store(lane, top);
-    uint32_t best = 0;
-    for (i = 0; i < VN; i++) {
-        uint32_t bits;
-        __builtin_memcpy(&bits, &lane[i], sizeof bits);
-        best = bits > best ? bits : best;
-    }
-    float amax;
-    __builtin_memcpy(&amax, &best, sizeof amax);
-    return amax;
+    return v_largest_bits(top);
 }
 
 /* Of E4M3: rounded to three bits of fraction, or to a multiple of 2^-9, by adding and taking away a

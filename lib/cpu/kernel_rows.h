@@ -9,10 +9,7 @@
 ALWAYS int32_t minus_sum(const VI *n) {
     VI sum = n[0];
     UNROLL for (int v = 1; v < VP; v++) sum = vi_add(sum, n[v]);
-    int32_t part[VN], total = 0;
-    __builtin_memcpy(part, &sum, sizeof part);
-    for (int i = 0; i < VN; i++) total = (int32_t)((uint32_t)total + (uint32_t)part[i]);
-    return (int32_t)((uint32_t)total * (uint32_t)-128);
+    return (int32_t)((uint32_t)vi_sum(sum) * (uint32_t)-128);
 }
 
 ALWAYS float sum_of(const int32_t minus[2]) {

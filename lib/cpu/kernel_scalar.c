@@ -71,6 +71,19 @@ static inline V v_decode_bf16(const unsigned char *p) {
     return (V){hd_bf16_to_f32(h[0]), hd_bf16_to_f32(h[1]), hd_bf16_to_f32(h[2]),
                hd_bf16_to_f32(h[3])};
 }
+/* The lane whose bits, as a number with a sign, are the largest. */
+static inline float v_largest_bits(V x) {
+    VI n = (VI)x;
+    int best = 0;
+    for (int i = 1; i < VN; i++)
+        if (n[i] > n[best]) best = i;
+    return x[best];
+}
+static inline int32_t vi_sum(VI n) {
+    uint32_t sum = 0;
+    for (int i = 0; i < VN; i++) sum += (uint32_t)n[i];
+    return (int32_t)sum;
+}
 /* Sum of 16 lanes by halves: i and i + 8, then 4, 2, 1 apart; the same order at every level. */
 static inline float v_sum_16(const V v[4]) {
     V t = (v[0] + v[2]) + (v[1] + v[3]);

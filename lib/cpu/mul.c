@@ -5,15 +5,20 @@
  * they lie up to 64 outputs are unpacked block by block along the inputs; for few rows they go from
  * the transpose straight into the sums. How outputs and rows are split depends on how many there
  * are and on the threads to feed; no element's sum does (kernel.h). */
+#include "base/mem.h"
 #include "cpu/cpu.h"
 
+#include <math.h>
 #include <string.h>
 
 /* Below this many multiply-adds a product runs on the calling thread: waking others costs more. */
 #define SERIAL_WORK 32768
 
-/* Tasks a thread, so that those who finish early have something left to take. */
-#define TASKS_EACH 8
+/* The first task of a set is this part of a thread's share, and the next ones that of what is left,
+ * so that few runs of weights are begun; but none is less than 1/LEAST_PART of a share, and such
+ * ones are last, so that no thread waits long for another. */
+#define FIRST_PART 2
+#define LEAST_PART 32
 
 /* How far ahead weights are asked for, in steps of inputs: with 64 rows of BF16, 32 KiB. On a
  * shared machine whose memory was slow, the median speed of one-token steps doubled; with weights
@@ -180,13 +185,26 @@ static void run_outputs(hd_cpu *c, int thread, part p, int n_o) {
     }
 }
 
-typedef struct job {
-    hd_cpu *c;
-    const hd_cpu_mul *mul;
-    int n_mul, n_each; /* n_each: outputs a task, of products in order */
-} job;
-
 static int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+void hd_cpu_share_out(hd_cpu *c) {
+    double least = 1.0 / (LEAST_PART * c->n_thread), at = 0;
+    int n_most = FIRST_PART * LEAST_PART * c->n_thread;
+    c->task_begin = hd_alloc((size_t)(n_most + 1) * sizeof *c->task_begin);
+    for (c->n_task = 0; at < 1 - least / 2; c->n_task++) {
+        double share = (1 - at) / (FIRST_PART * c->n_thread);
+        HD_ASSERT(c->n_task < n_most);
+        c->task_begin[c->n_task] = at;
+        at += c->n_thread == 1 ? 1 : share > least ? share : least;
+    }
+    c->task_begin[c->n_task] = 1;
+}
+
+/* Lanes of `each` that begin before `at`, which is counted from the first one. */
+static int lanes_before(double at, double each, int n_lane) {
+    double n = ceil(at / each);
+    return n <= 0 ? 0 : n >= n_lane ? n_lane : (int)n;
+}
 
 /* Rows that one task takes: as many as keep their inputs in half of the level-2 cache (1 MiB) while
  * one strip of weights after another passes. */
@@ -197,21 +215,43 @@ static int rows_each(const hd_cpu_mul *m) {
     return hd_cpu_least(most, ceil_div(ceil_div(m->n_row, ceil_div(m->n_row, most)), 16) * 16);
 }
 
-static int tasks_of(const hd_cpu_mul *m) {
-    return ceil_div(m->w->n_out, m->n_each) * ceil_div(m->n_row, rows_each(m));
+/* What a lane of outputs costs: reading and unpacking it once, as much as some rows' arithmetic,
+ * and the rows. */
+static double lane_cost(const hd_cpu_mul *m, int n_row) {
+    double n_weight = m->up != NULL ? 2 : 1;
+    return n_weight * m->w->n_in * HD_CPU_LANES * (n_row + 5);
 }
+
+static int n_lane_of(const hd_cpu_mul *m) { return (int)hd_cpu_pad(m->w->n_out) / HD_CPU_LANES; }
+
+/* Products in order, of each one block of rows after another, of each all outputs: a task is a part
+ * of this row of lanes, by cost. */
+typedef struct job {
+    hd_cpu *c;
+    const hd_cpu_mul *mul;
+    int n_mul;
+    double cost;
+} job;
 
 static void run_task(void *ctx, int task, int thread) {
     const job *j = ctx;
-    const hd_cpu_mul *m = j->mul;
-    for (int n = tasks_of(m); task >= n; n = tasks_of(m)) {
-        task -= n;
-        m++;
+    const double *begin = j->c->task_begin + task;
+    double from = begin[0] * j->cost, to = begin[1] < 1 ? begin[1] * j->cost : INFINITY;
+    for (const hd_cpu_mul *m = j->mul; m < j->mul + j->n_mul && to > 0; m++) {
+        int n_lane = n_lane_of(m), each = rows_each(m);
+        for (part p = {.m = m}; p.row0 < m->n_row && to > 0; p.row0 += each) {
+            p.n_row = hd_cpu_least(m->n_row - p.row0, each);
+            double cost = lane_cost(m, p.n_row);
+            int first = lanes_before(from, cost, n_lane), end = lanes_before(to, cost, n_lane);
+            from -= cost * n_lane, to -= cost * n_lane;
+            if (first == end) continue;
+            const hd_cpu_mul *next = p.row0 + each < m->n_row ? m : m + 1;
+            bool goes_on = end == n_lane && to > 0 && next < j->mul + j->n_mul;
+            p.next = goes_on ? first_strip(next, 0) : NULL;
+            p.o0 = first * HD_CPU_LANES;
+            run_outputs(j->c, thread, p, hd_cpu_least(m->w->n_out, end * HD_CPU_LANES) - p.o0);
+        }
     }
-    int n_range = ceil_div(m->w->n_out, m->n_each);
-    part p = {.m = m, .o0 = task % n_range * m->n_each, .row0 = task / n_range * rows_each(m)};
-    p.n_row = hd_cpu_least(m->n_row - p.row0, rows_each(m));
-    run_outputs(j->c, thread, p, hd_cpu_least(m->w->n_out - p.o0, m->n_each));
 }
 
 static void check(const hd_cpu_mul *m) {
@@ -231,61 +271,47 @@ static void tell_observer(const hd_cpu *c, const hd_cpu_mul *mul, int n) {
     }
 }
 
-/* What a lane of outputs costs: reading and unpacking it once, as much as some rows' arithmetic,
- * and the rows. */
-static double lane_cost(const hd_cpu_mul *m, int n_row) {
-    double n_weight = m->up != NULL ? 2 : 1;
-    return n_weight * m->w->n_in * HD_CPU_LANES * (n_row + 5);
-}
-
-/* Outputs a task, so that tasks of all products cost about the same; a multiple of 16. */
-static int outputs_each(const hd_cpu_mul *m, double cost) {
-    double n = cost / lane_cost(m, rows_each(m));
-    int n_lane = (int)hd_cpu_pad(m->w->n_out) / HD_CPU_LANES;
-    return HD_CPU_LANES * (n < 1 ? 1 : n > n_lane ? n_lane : (int)n);
-}
-
-void hd_cpu_mul_run(hd_cpu *c, hd_cpu_mul *mul, int n) {
+void hd_cpu_mul_run(hd_cpu *c, const hd_cpu_mul *mul, int n) {
     tell_observer(c, mul, n);
     job j = {.c = c, .mul = mul, .n_mul = n};
-    double work = 0, cost = 0;
+    double work = 0;
     for (int i = 0; i < n; i++) {
         check(&mul[i]);
         work += (double)mul[i].n_row * mul[i].w->n_in * mul[i].w->n_out;
-        cost += lane_cost(&mul[i], mul[i].n_row) * mul[i].w->n_out / HD_CPU_LANES;
-    }
-    int n_task = 0;
-    for (int i = 0; i < n; i++) {
-        mul[i].n_each = outputs_each(&mul[i], cost / (TASKS_EACH * c->n_thread));
-        n_task += tasks_of(&mul[i]);
+        for (int row = 0, each = rows_each(&mul[i]); row < mul[i].n_row; row += each)
+            j.cost +=
+                lane_cost(&mul[i], hd_cpu_least(mul[i].n_row - row, each)) * n_lane_of(&mul[i]);
     }
     if (work < SERIAL_WORK)
-        for (int i = 0; i < n_task; i++) run_task(&j, i, 0);
+        for (int i = 0; i < c->n_task; i++) run_task(&j, i, 0);
     else
-        hd_pool_run(c->pool, n_task, run_task, &j);
+        hd_pool_run(c->pool, c->n_task, run_task, &j);
 }
 
 static void run_range_in_order(void *ctx, int task, int thread) {
     const job *j = ctx;
+    const double *begin = j->c->task_begin + task;
+    int n_lane = n_lane_of(j->mul), n_out = j->mul[0].w->n_out;
+    int first = lanes_before(begin[0] * n_lane, 1, n_lane);
+    int end = lanes_before(begin[1] * n_lane, 1, n_lane);
+    if (first == end) return;
     for (int i = 0; i < j->n_mul; i++) {
         const hd_cpu_mul *m = &j->mul[i];
-        part p = {.m = m, .o0 = task * j->n_each};
+        part p = {.m = m, .o0 = first * HD_CPU_LANES};
         if (i + 1 < j->n_mul) p.next = first_strip(m + 1, p.o0);
         for (; p.row0 < m->n_row; p.row0 += rows_each(m)) {
             p.n_row = hd_cpu_least(m->n_row - p.row0, rows_each(m));
-            run_outputs(j->c, thread, p, hd_cpu_least(m->w->n_out - p.o0, j->n_each));
+            run_outputs(j->c, thread, p, hd_cpu_least(n_out, end * HD_CPU_LANES) - p.o0);
         }
     }
 }
 
-void hd_cpu_mul_run_in_order(hd_cpu *c, hd_cpu_mul *mul, int n) {
+void hd_cpu_mul_run_in_order(hd_cpu *c, const hd_cpu_mul *mul, int n) {
     if (n == 0) return;
     tell_observer(c, mul, n);
     for (int i = 0; i < n; i++) check(&mul[i]);
-    int n_out = mul[0].w->n_out, n_task = c->n_thread > 1 ? TASKS_EACH * c->n_thread : 1;
     job j = {.c = c, .mul = mul, .n_mul = n};
-    j.n_each = (int)hd_cpu_pad(ceil_div(n_out, n_task));
-    hd_pool_run(c->pool, ceil_div(n_out, j.n_each), run_range_in_order, &j);
+    hd_pool_run(c->pool, c->n_task, run_range_in_order, &j);
 }
 
 /* ---- Rows ---- */

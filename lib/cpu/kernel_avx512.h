@@ -49,8 +49,8 @@ static inline V v_decode_bf16(const unsigned char *p) {
 }
 /* The lane whose bits, as a number with a sign, are the largest. */
 static inline float v_largest_bits(V x) {
-    return _mm_cvtss_f32(_mm_castsi128_ps(
-        _mm_cvtsi32_si128(_mm512_reduce_max_epi32(_mm512_castps_si512(x)))));
+    return _mm_cvtss_f32(
+        _mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(_mm512_castps_si512(x)))));
 }
 static inline int32_t vi_sum(VI n) { return _mm512_reduce_add_epi32(n); }
 /* Sum of 16 lanes by halves: i and i + 8, then 4, 2, 1 apart; the same order at every level. */

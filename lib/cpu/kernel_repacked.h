@@ -135,8 +135,6 @@ ALWAYS void packed_tile(enum hd_format f, bool is_wide, const hd_cpu_packed_prod
                         int lane, int n_row) {
     hd_cpu_layout l = hd_cpu_layout_of(f);
     size_t at = 0;
-    /* Later tiles find the strip in a cache. */
-    bool is_first = row0 == 0 && lane == 0;
     const unsigned char *x[PACKED_ROWS], *head = p->strip;
     asking a = {.far = p->next, .near = head + PREFETCH_AHEAD, .next = p->next};
     a.turn = head + hd_cpu_strip_bytes(f, p->n_in);
@@ -151,10 +149,10 @@ ALWAYS void packed_tile(enum hd_format f, bool is_wide, const hd_cpu_packed_prod
         const unsigned char *high = low + 64 * l.low_bits * n_sub;
         super_scale super;
         load_super(l, head, lane, &super);
-        if (is_first) ask(&a, (int)hd_cpu_head_bytes(l.head, 8) / 64);
+        ask(&a, (int)hd_cpu_head_bytes(l.head, 8) / 64);
         for (int b = 0; b < n_sub; b++, at += p->x_step) {
             W w[8];
-            if (is_first) ask(&a, l.low_bits + l.high_bits);
+            ask(&a, l.low_bits + l.high_bits);
             load_codes(l, low, high, w);
             block_factor s = load_factors(l, is_wide, &super, head, lane, b);
             UNROLL for (int r = 0; r < n_row; r += ABREAST) {

@@ -94,15 +94,16 @@ static struct price price_of(const hd_sched *s, const hd_seq *q) {
     return (struct price){.n_tok = n_tok > 0 ? n_tok : 0, .n_page = q->n_page - low};
 }
 
-/* Of the last bucket's running sequences from run[from] on the one that is cheapest to preempt, the
- * last of those that cost the same; it has no rows in the batch yet. NULL: there is none. */
+/* Of the running sequences from run[from] on that are not in the chunk, and are of the last bucket
+ * which has some, the one that is cheapest to preempt, the last of those that cost the same; it has
+ * no rows in the batch yet. NULL: there is none. */
 static hd_seq *cheapest(const hd_sched *s, int from) {
     hd_seq *best = NULL;
     struct price least = {0};
     for (int i = s->n_run - 1; i >= from; i--) {
         hd_seq *q = s->run[i];
-        if (q->bucket != s->run[s->n_run - 1]->bucket) break;
         if (q->in_chunk) continue;
+        if (best && q->bucket != best->bucket) break;
         struct price p = price_of(s, q);
         if (best && p.n_tok * least.n_page >= least.n_tok * p.n_page) continue;
         best = q;
@@ -353,7 +354,8 @@ static void make_way(hd_sched *s, struct plan *p) {
         return;
     while (s->n_run > 0 && s->run[s->n_run - 1]->bucket > q->bucket) {
         hd_seq *victim = cheapest(s, 0);
-        if (!victim || (s->n_run < s->n_slot && has_room(s, p, q, n_hit))) return;
+        if (!victim || victim->bucket <= q->bucket) return;
+        if (s->n_run < s->n_slot && has_room(s, p, q, n_hit)) return;
         preempt(s, victim);
         p->growth_page = -1;
     }
@@ -478,7 +480,7 @@ static void begin_chunk(hd_sched *s, struct plan *p) {
     p->is_chunk = true;
     plan_prompts(s, p);
     p->is_chunk = false;
-    if (p->b->n_row == 0 || !p->decoding) return;
+    if (p->b->n_row == 0) return;
     if (layers_within(s, p, s->flight[0], &p->load) >= s->c.n_layer) return;
     hd_sched_chunk_hold(s, p->b, &p->load);
     (void)continue_chunk(s, p);

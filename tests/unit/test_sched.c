@@ -706,6 +706,71 @@ static void a_prompt_beside_decoding_is_cut_by_layers(void **state) {
     hd_profile_free(profile);
 }
 
+/* Its bound holds for layers of a prompt, too, when those have just ended beside whom it was to be
+ * computed. */
+static void a_prompt_that_is_left_alone_keeps_the_bound(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    hd_profile *profile = test_slow_prompts(c.n_seq_max, c.n_row_max);
+    c.n_layer = 8;
+    c.profile = profile;
+    c.step_max_ns = 3000;
+    struct fixture f = setup(c);
+    hd_seq *a = submitted(&f, seq(&f, 0, 8, 80));
+    assert_int_equal(step(&f), 8);
+    hd_seq *b = submitted(&f, seq(&f, 2000, 150, 2));
+    assert_int_equal(step(&f), 1);
+    hd_sched_finish(f.s, a);
+    for (int layer = 0; layer < c.n_layer; layer = f.b.layer1) {
+        assert_true(step(&f) > 1);
+        assert_int_equal(f.b.layer0, layer);
+        assert_in_range(f.b.layer1, layer + 1, layer + 2);
+    }
+    while (step(&f) > 0) continue;
+    assert_int_equal(hd_seq_get_state(b), HD_SEQ_DONE);
+    hd_seq_free(a);
+    hd_seq_free(b);
+    teardown(&f);
+    hd_profile_free(profile);
+}
+
+/* A prompt whose layers are being computed gives up no page; of the others it is still the least
+ * urgent who does. */
+static void beside_a_chunk_the_least_urgent_is_preempted(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    hd_profile *profile = test_slow_prompts(c.n_seq_max, c.n_row_max);
+    static const struct {
+        int n_prompt, n_new;
+        enum hd_service service;
+    } of[3] = {
+        {8, 80, HD_SERVICE_INTERACTIVE}, {8, 80, HD_SERVICE_STANDARD}, {150, 1, HD_SERVICE_BATCH}};
+    int32_t token[150];
+    hd_seq *q[3];
+    c.n_layer = 8;
+    c.profile = profile;
+    c.n_page = 2 * 2 + 19 + 2;
+    struct fixture f = setup(c);
+    for (int i = 0; i < 3; i++) {
+        for (int k = 0; k < 150; k++) token[k] = 1000 * i + k;
+        hd_seq_spec spec = {.prompt = token, .n_prompt = of[i].n_prompt, .n_new_max = of[i].n_new};
+        spec.service = of[i].service;
+        q[i] = submitted(&f, hd_seq_new(&f.c, &spec));
+        for (int k = 0; k < 2 && i == 1; k++) step(&f);
+    }
+    while (stats(&f).n_preempt == 0) assert_true(step(&f) > 0);
+    assert_int_equal(hd_seq_get_state(q[0]), HD_SEQ_RUNNING);
+    assert_int_equal(hd_seq_get_state(q[1]), HD_SEQ_WAITING);
+    assert_int_equal(hd_seq_get_state(q[2]), HD_SEQ_RUNNING);
+    while (step(&f) > 0) continue;
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(hd_seq_get_state(q[i]), HD_SEQ_DONE);
+        hd_seq_free(q[i]);
+    }
+    teardown(&f);
+    hd_profile_free(profile);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(repeat_hits_all_whole_pages_but_the_last_token),
@@ -729,6 +794,8 @@ int main(void) {
         cmocka_unit_test(looking_for_a_place_costs_no_page),
         cmocka_unit_test(a_static_batch_is_closed),
         cmocka_unit_test(a_prompt_beside_decoding_is_cut_by_layers),
+        cmocka_unit_test(a_prompt_that_is_left_alone_keeps_the_bound),
+        cmocka_unit_test(beside_a_chunk_the_least_urgent_is_preempted),
         cmocka_unit_test(nothing_is_allocated_while_running),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

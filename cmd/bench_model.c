@@ -77,6 +77,8 @@ hd_status hd_bench_open_model(struct hd_bench_model *b, int n_row, int n_seq, in
                               int n_page) {
     if (n_pos > b->hp.n_ctx)
         return HD_FAIL(CONTEXT, "%d tokens of context: the model has %d", n_pos, b->hp.n_ctx);
+    hd_dev_config host;
+    HD_TRY(hd_dev_config_from(b->o, &host));
     int page_tok = b->o->block_size, seq_pages = (n_pos + page_tok - 1) / page_tok;
     b->mo = (hd_model_options){.n_row_max = n_row > n_seq ? n_row : n_seq,
                                .n_seq_max = n_seq,
@@ -93,8 +95,7 @@ hd_status hd_bench_open_model(struct hd_bench_model *b, int n_row, int n_seq, in
                                          .kv_bytes = (uint64_t)b->mo.n_page * (uint64_t)page_tok *
                                                      hd_hparams_kv_bytes(&b->hp, b->mo.kv_type),
                                          .plan = b->o->offload_plan,
-                                         .isa = b->o->isa,
-                                         .n_thread = b->o->threads},
+                                         .host = &host},
                          &b->place));
     hd_place_apply(&b->place, &b->mo);
     HD_TRY(hd_model_open(b->checkpoint, &b->dev, &b->mo, hd_load_progress, NULL, &b->model));

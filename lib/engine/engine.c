@@ -224,8 +224,9 @@ static hd_status fetch_step(void *ctx, hd_step_out *out) {
 static uint64_t profile_key(const hd_engine *e, const hd_engine_config *c) {
     hd_buf b;
     hd_buf_init(&b, 4096);
-    hd_buf_addf(&b, "%s %s %s %s %d %s %d", e->info.model_hash, e->info.backend, e->info.device,
-                e->info.kv_cache_dtype, c->n_thread, c->isa ? c->isa : "auto", e->info.n_rank);
+    hd_buf_addf(&b, "%s %s %s %s %d %s %d %s %d", e->info.model_hash, e->info.backend,
+                e->info.device, e->info.kv_cache_dtype, c->n_thread, c->isa ? c->isa : "auto",
+                e->info.n_rank, c->dtype ? c->dtype : "auto", c->deterministic);
     uint64_t key = XXH3_64bits(b.ptr, b.len);
     hd_buf_fini(&b);
     return key;
@@ -326,6 +327,8 @@ static hd_status find_place(hd_engine *e, const hd_engine_config *c, const hd_hp
     uint64_t n_tok =
         (uint64_t)(c->max_tokens_in_paged_kv_cache > 0 ? c->max_tokens_in_paged_kv_cache
                                                        : c->max_model_len);
+    hd_dev_config host;
+    HD_TRY(device_config(c, &host));
     return hd_place_find(&(hd_place_ask){.checkpoint = e->checkpoint,
                                          .dev = &e->dev,
                                          .n_rank = c->tensor_parallel_size,
@@ -333,8 +336,7 @@ static hd_status find_place(hd_engine *e, const hd_engine_config *c, const hd_hp
                                          .device_gib = c->gpu_memory_gib,
                                          .kv_bytes = n_tok * tok_bytes,
                                          .plan = c->offload_plan,
-                                         .isa = c->isa,
-                                         .n_thread = c->n_thread},
+                                         .host = &host},
                          &e->place);
 }
 

@@ -30,8 +30,7 @@ hd_status hd_place_find(const hd_place_ask *a, hd_place *out) {
     }
     out->device_weight_bytes = for_weights > 0 ? for_weights : 1;
     out->free_bytes = room - for_weights;
-    const hd_dev_config config = {.n_thread = a->n_thread, .isa = a->isa ? a->isa : "auto"};
-    return hd_dev_open("cpu", &config, &out->host);
+    return hd_dev_open("cpu", a->host, &out->host);
 }
 
 void hd_place_close(hd_place *p) { hd_dev_close(&p->host); }

@@ -12,11 +12,10 @@ typedef struct hd_place_ask {
     const hd_dev *dev;
     bool is_expert_parallel;
     int n_rank; /* from 1: each has a part of the weights and a device; the host they share */
-    double device_gib; /* GiB of the device's memory to take at most; 0: all that is free */
-    uint64_t kv_bytes; /* to be left for the KV cache at least */
-    const char *plan;  /* hd_model_options.offload_plan */
-    const char *isa;   /* of the host's device */
-    int n_thread;
+    double device_gib;         /* GiB of the device's memory to take at most; 0: all that is free */
+    uint64_t kv_bytes;         /* to be left for the KV cache at least */
+    const char *plan;          /* hd_model_options.offload_plan */
+    const hd_dev_config *host; /* how the host's device is opened */
 } hd_place_ask;
 
 typedef struct hd_place {

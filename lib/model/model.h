@@ -109,9 +109,9 @@ uint64_t hd_model_kv_lost(const hd_model *m);
 hd_offload_facts hd_model_offload(const hd_model *m);
 
 /* Computes the batch: writes KV of every row and logits of every out_row: [b->n_out, n_vocab]
- * float32 in host memory, valid until the next forward. Some layers only (base/batch.h) on a device
- * with memory of its own. Allocates nothing. HD_E_DEVICE: the device
- * broke. Without out_row it may return before the device is done. */
+ * float32 in host memory, valid until the next forward; or some layers of it (base/batch.h).
+ * Allocates nothing. HD_E_DEVICE: the device broke. Without out_row it may return before the device
+ * is done. */
 HD_MUST_CHECK hd_status hd_model_forward(hd_model *m, const hd_batch *b, const float **logits);
 
 /* From now on the calls of ops, and what runs on the device, are noted in t (borrowed); t NULL: no

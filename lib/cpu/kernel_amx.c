@@ -68,11 +68,7 @@ static void release_tiles(void) { __asm__ volatile("tilerelease"); }
                      : "r"(x), "r"(w), "r"((size_t)32), "r"((size_t)64)                            \
                      : "memory")
 #define TILE_STORE(from, to)                                                                       \
-    __asm__ volatile("tilestored %%tmm" #from ", (%0,%1,1)"                                        \
-                     :                                                                             \
-                     : "r"(to), "r"((size_t)64)                                                    \
-                     : "memor"                                                                     \
-                       "y")
+    __asm__ volatile("tilestored %%tmm" #from ", (%0,%1,1)" ::"r"(to), "r"((size_t)64) : "memory")
 
 ALWAYS void start_product(int reg, const int8_t *x, const int8_t *w) {
     switch (reg) {

@@ -59,8 +59,8 @@ int64_t hd_profile_prompt_ns(const hd_profile *p, const hd_step_load *l, int n_t
                              int chunk);
 
 /* The file: text, written whole or not at all. key: what the times are of (model, backend, device,
- * threads). load: HD_E_IO when it cannot be read; HD_E_CORRUPT names the line, or says
- * that it is of another key. parse: the same from memory. */
+ * threads, dtype). load: HD_E_IO when it cannot be read; HD_E_CORRUPT names the line, or says that
+ * it is of another key. parse: the same from memory. */
 HD_MUST_CHECK hd_status hd_profile_save(const hd_profile *p, const char *path, uint64_t key);
 HD_MUST_CHECK hd_status hd_profile_load(const char *path, uint64_t key, hd_profile **out);
 HD_MUST_CHECK hd_status hd_profile_parse(hd_str text, uint64_t *key, hd_profile **out);

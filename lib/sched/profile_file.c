@@ -165,6 +165,6 @@ hd_status hd_profile_load(const char *path, uint64_t key, hd_profile **out) {
     *out = NULL;
     return HD_FAIL(CORRUPT,
                    "latency profile %s: expected key %016" PRIx64
-                   " (this model, backend, device and threads), found %016" PRIx64,
+                   " (this model, backend, device, threads and dtype), found %016" PRIx64,
                    path, key, found);
 }

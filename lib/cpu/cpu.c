@@ -1,5 +1,5 @@
-/* The cpu backend: opening, its memory, and the ops that
- * are a line or two over the shared product. */
+/* The cpu backend: opening, its memory, and the ops that are a line or two over the shared
+ * product. */
 #include "cpu/cpu.h"
 
 #include "base/mem.h"

@@ -185,7 +185,7 @@ static __device__ __forceinline__ void load_code_queries(const hd_cuda_attn &a, 
             for (int c = 0; c < 4; c++) top = fmaxf(top, fabsf(v[k][c]));
         top = fmaxf(top, shuffle_xor(top, 1));
         top = fmaxf(top, shuffle_xor(top, 2));
-        // The power of two that brings top to that of query_exponent; one that has an inverse.
+        // The power of two that brings top to that of QUERY_EXPONENT; one that has an inverse.
         int exponent = 254 + QUERY_EXPONENT - (int)(__float_as_uint(top) >> 23);
         exponent = max(1, min(253, exponent));
         float factor = __uint_as_float((uint32_t)exponent << 23);

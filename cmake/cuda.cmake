@@ -18,6 +18,10 @@ if(NOT HADAL_CUDA)
     message(STATUS "cuda backend: not built (nvcc: ${NVCC_PROGRAM}, g++: ${CXX_PROGRAM}, HADAL_CUDA: ${HADAL_CUDA})")
     return()
 endif()
+# Kernels of warpgroup products are empty in code for sm_90 without its "a", and would be run.
+if(HADAL_CUDA_ARCHITECTURES MATCHES "(^|;)(90(-real|-virtual)?|native|all|all-major)(;|$)")
+    message(FATAL_ERROR "HADAL_CUDA_ARCHITECTURES: expected chips by name, sm_90 as 90a, found ${HADAL_CUDA_ARCHITECTURES}")
+endif()
 
 set(CMAKE_CUDA_COMPILER ${NVCC_PROGRAM})
 set(CMAKE_CUDA_ARCHITECTURES ${HADAL_CUDA_ARCHITECTURES})

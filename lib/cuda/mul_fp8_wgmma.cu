@@ -230,9 +230,10 @@ static __device__ __forceinline__ int copy_first(const code_args &a, const code_
     return n;
 }
 
-// The copying warp.
-static __device__ __forceinline__ void copy_items(const code_args &a, const code_maps &maps,
-                                                  const places &at) {
+// The copying warp. (Maybe unused: other chips have no use for it, nor for what is so marked
+// below.)
+[[maybe_unused]] static __device__ __forceinline__ void
+copy_items(const code_args &a, const code_maps &maps, const places &at) {
     int lane = (int)threadIdx.x % 32;
     ring in;
     code_item item;
@@ -272,14 +273,14 @@ static __device__ __forceinline__ void copy_items(const code_args &a, const code
 
 // d = (keeps ? d : 0) + A B^T of E4M3: A [64, 32], B [n, 32]. Of d, lane 4g+t of warp w has rows
 // 16w + g (4j, 4j+1) and 16w + g + 8 (4j+2, 4j+3), columns 8j + 2t and 8j + 2t + 1.
-static __device__ __forceinline__ void code_product(float (&d)[8], uint64_t a, uint64_t b,
-                                                    int keeps) {
+[[maybe_unused]] static __device__ __forceinline__ void code_product(float (&d)[8], uint64_t a,
+                                                                     uint64_t b, int keeps) {
     asm volatile(CODE_PRODUCT("16", "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9", "%10")
                  : D4(0), D4(4)
                  : "l"(a), "l"(b), "r"(keeps));
 }
-static __device__ __forceinline__ void code_product(float (&d)[16], uint64_t a, uint64_t b,
-                                                    int keeps) {
+[[maybe_unused]] static __device__ __forceinline__ void code_product(float (&d)[16], uint64_t a,
+                                                                     uint64_t b, int keeps) {
     asm volatile(CODE_PRODUCT("32",
                               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "
                               "%15",
@@ -287,8 +288,8 @@ static __device__ __forceinline__ void code_product(float (&d)[16], uint64_t a, 
                  : D4(0), D4(4), D4(8), D4(12)
                  : "l"(a), "l"(b), "r"(keeps));
 }
-static __device__ __forceinline__ void code_product(float (&d)[32], uint64_t a, uint64_t b,
-                                                    int keeps) {
+[[maybe_unused]] static __device__ __forceinline__ void code_product(float (&d)[32], uint64_t a,
+                                                                     uint64_t b, int keeps) {
     asm volatile(CODE_PRODUCT("64",
                               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "
                               "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "
@@ -306,8 +307,8 @@ template <int N> static __device__ __forceinline__ void read_from_here(float (&d
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-static __device__ __forceinline__ void put_code(const hd_cuda_mul &m, const hd_cuda_tile &t, int i,
-                                                int o, float v) {
+[[maybe_unused]] static __device__ __forceinline__ void
+put_code(const hd_cuda_mul &m, const hd_cuda_tile &t, int i, int o, float v) {
     if (i >= t.n || o >= m.w.n_out) return;
     float *y = m.y + (m.tile != nullptr ? 0 : (size_t)t.mat * m.y_mat);
     y += (size_t)(t.first + i) * m.ldy + (size_t)o;

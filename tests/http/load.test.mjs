@@ -211,32 +211,31 @@ test('wrong use and servers that are not there', async () => {
     const dead = await stub((b, res) => res.writeHead(b.max_tokens === 1 ? 200 : 500).end());
     const none = await stub(whole);
     await new Promise((resolve) => stubs.at(-1).close(resolve));
-    for (const [url, pattern, ...args] of [
-        [none.url, /no answer to a first request/],
-        [refusing.url, /expected 200 for a first request, found 401: \{"error":"who\?"\}/],
-        [dead.url, /none of the requests was answered/, '--num-prompts', '2', '--request-rate', '0'],
-        ['https://127.0.0.1', /--base-url: expected http:\/\/HOST:PORT, found "https:/],
-        ['http://', /--base-url/],
-        [s.url, /--goodput: expected ttft:MS/, '--goodput', 'ttft'],
-        [s.url, /--goodput: expected ttft:MS/, '--goodput', 'ttft:5,'],
-        [s.url, /--goodput: expected ttft:MS/, '--goodput', 'tbt:5'],
-        [s.url, /--random-prefix-len: expected at most the input's 256, found 300/, '--random-prefix-len', '300'],
-        [s.url, /line 1: expected "arrival_s,/, '--trace', file('a,b')],
-        [s.url, /expected requests, found none/, '--trace', file(HEADER)],
-        [s.url, /line 2, column 1: expected 6 fields, found 3/, '--trace', file(HEADER, '0,1,1')],
-        [s.url, /line 2, column 1: expected 6 fields, found 7/, '--trace', file(HEADER, '0,1,1,,,a,b')],
-        [s.url, /line 3, column 1 \(arrival_s\): expected no earlier arrival than in the line before, found "1"/, '--trace', file(HEADER, '2,1,1,,,', '1,1,1,,,')],
-        [s.url, /line 2, column 1 \(arrival_s\): expected seconds/, '--trace', file(HEADER, 'nan,1,1,,,')],
-        [s.url, /line 2, column 3 \(prompt_tokens\): expected a number from 1/, '--trace', file(HEADER, '0,0,1,,,')],
-        [s.url, /line 2, column 9 \(prefix_tokens\): expected at most prompt_tokens, found "5"/, '--trace', file(HEADER, '0,4,1,a,5,')],
-        [s.url, /trace: .*gone/, '--trace', join(folder, 'gone')],
-        [s.url, /cannot create/, '--save-result', join(folder, 'no', 'file')],
-        [s.url, /cannot create/, '--plot', join(folder, 'no', 'file')],
-        [s.url, /expected two files/, '--plot', join(folder, 'same'), '--save-result', join(folder, 'same')],
+    for (const [code, url, pattern, ...args] of [ // 2: the usage is wrong; 1: a server or a file
+        [1, none.url, /no answer to a first request/],
+        [1, refusing.url, /expected 200 for a first request, found 401: \{"error":"who\?"\}/],
+        [1, dead.url, /none of the requests was answered/, '--num-prompts', '2', '--request-rate', '0'],
+        [2, 'https://127.0.0.1', /--base-url: expected http:\/\/HOST:PORT, found "https:/],
+        [2, 'http://', /--base-url/],
+        [2, s.url, /--goodput: expected ttft:MS/, '--goodput', 'ttft'],
+        [2, s.url, /--goodput: expected ttft:MS/, '--goodput', 'ttft:5,'],
+        [2, s.url, /--goodput: expected ttft:MS/, '--goodput', 'tbt:5'],
+        [2, s.url, /--random-prefix-len: expected at most the input's 256, found 300/, '--random-prefix-len', '300'],
+        [1, s.url, /line 1: expected "arrival_s,/, '--trace', file('a,b')],
+        [1, s.url, /expected requests, found none/, '--trace', file(HEADER)],
+        [1, s.url, /line 2, column 1: expected 6 fields, found 3/, '--trace', file(HEADER, '0,1,1')],
+        [1, s.url, /line 2, column 1: expected 6 fields, found 7/, '--trace', file(HEADER, '0,1,1,,,a,b')],
+        [1, s.url, /line 3, column 1 \(arrival_s\): expected no earlier arrival than in the line before, found "1"/, '--trace', file(HEADER, '2,1,1,,,', '1,1,1,,,')],
+        [1, s.url, /line 2, column 1 \(arrival_s\): expected seconds/, '--trace', file(HEADER, 'nan,1,1,,,')],
+        [1, s.url, /line 2, column 3 \(prompt_tokens\): expected a number from 1/, '--trace', file(HEADER, '0,0,1,,,')],
+        [1, s.url, /line 2, column 9 \(prefix_tokens\): expected at most prompt_tokens, found "5"/, '--trace', file(HEADER, '0,4,1,a,5,')],
+        [1, s.url, /trace: .*gone/, '--trace', join(folder, 'gone')],
+        [1, s.url, /cannot create/, '--save-result', join(folder, 'no', 'file')],
+        [1, s.url, /cannot create/, '--plot', join(folder, 'no', 'file')],
+        [2, s.url, /expected two files/, '--plot', join(folder, 'same'), '--save-result', join(folder, 'same')],
     ]) {
         const r = await load(url, args);
-        const isUsage = !/answer|401|gone|cannot create|line \d|found none/.test(pattern.source); // else a server or a file
-        assert.equal(r.code, isUsage ? 2 : 1, `${args}: ${r.stdout}${r.stderr}`);
+        assert.equal(r.code, code, `${args}: ${r.stdout}${r.stderr}`);
         assert.match(r.stderr, pattern);
     }
     assert.equal(s.bodies.length, 0, 'what is wrong is found before the first request');

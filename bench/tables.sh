@@ -6,7 +6,7 @@
 # the embedded one: SLOW (1): simulated loads come so many times as slowly, and good ones may take so many times as long; TRIM (0: all):
 # requests of a load that the model computes, at most, of `order` three times as many, with short beginnings and answers.
 # MODEL=FILE SLOW=20 TRIM=8 LONG=8192 RATE=2 is for 1.2 GB on two cores.
-# Needs a machine on which nothing else runs: `cost` first, the rest soon after it.
+# Needs a machine on which nothing else runs: `cost` first, the rest soon after it. `fidelity` measures profiles of its own, between its runs.
 set -e
 SLOW=${SLOW:-1} TRIM=${TRIM:-0}
 HADAL=${HADAL:-build/release/hadal} MODEL=${MODEL:-mini} LONG=${LONG:-1800} SECONDS_LIVE=${SECONDS_LIVE:-300}
@@ -41,8 +41,11 @@ cost() {
     "$HADAL" bench "$MODEL" --save-cost "$COST" -t 1 --clock processor --seconds 0.3 $large
 }
 fidelity() {
+    each='--seconds 0.04'
+    [ "$SLOW" -eq 1 ] || each='--seconds 0 --max-num-batched-tokens 128'
     for t in chat full bursty; do
-        compare "$MODEL" --trace "$(trim $TRACES/$t.csv)" -t 1 --clock processor --max-num-seqs 32 --policies dynamic --runs 3 --check "$COST"
+        compare "$MODEL" --trace "$(trim $TRACES/$t.csv)" -t 1 --clock processor --max-num-seqs 32 --policies dynamic --runs 3 \
+            --save-cost "$OUT/$t.cost" $each
     done
 }
 static() {

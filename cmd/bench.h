@@ -5,6 +5,7 @@
 #include "cmd/command.h"
 #include "engine/place.h"
 #include "model/model.h"
+#include "sim/cost.h"
 
 enum { HD_BENCH_LIST_MAX = 16 };
 struct hd_bench_list {
@@ -93,6 +94,16 @@ int hd_bench_matrix(const struct hd_options *o, int n_arg, char **arg);
 
 /* --save-cost: measures the cost profile of an opened model, and writes it. */
 HD_MUST_CHECK hd_status hd_bench_cost(struct hd_bench_model *m);
+
+/* The same in n_part parts with something else in between, so that both meet the same machine; each
+ * part's model has the same room. */
+struct hd_bench_grid *hd_bench_grid_new(void);
+void hd_bench_grid_free(struct hd_bench_grid *g); /* accepts NULL */
+HD_MUST_CHECK hd_status hd_bench_grid_measure(struct hd_bench_grid *g, struct hd_bench_model *m,
+                                              int n_part);
+/* After the last part: fits and writes the profile. */
+HD_MUST_CHECK hd_status hd_bench_grid_save(struct hd_bench_grid *g, const char *path, hd_cost *out);
+void hd_bench_grid_print(const struct hd_bench_grid *g, const char *path); /* on stdout */
 
 struct hd_bench_products {
     const hd_dev *dev;

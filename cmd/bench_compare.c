@@ -4,6 +4,7 @@
 
 #include "base/mem.h"
 #include "base/sort.h"
+#include "cmd/output.h"
 #include "cmd/sim.h"
 #include "engine/sizes.h"
 
@@ -36,6 +37,7 @@ struct figures {
 struct result {
     hd_policy policy;
     int n_run;
+    hd_compare_steps steps[RUN_MAX];
     struct figures run[RUN_MAX], mean, spread; /* spread: (largest - least) / mean */
     struct figures predicted;
 };
@@ -47,6 +49,8 @@ struct compare {
     struct result result[POLICY_MAX];
     int n_policy;
     hd_cost cost;
+    bool is_checked;            /* simulated, too, with that profile */
+    struct hd_bench_grid *grid; /* the profile is measured between the runs; NULL: it is not */
     int64_t kv_tok_bytes;
 };
 
@@ -118,7 +122,6 @@ static struct figures figures_of(const struct compare *c, const hd_compare_run *
         f.concurrency = busy / last_s;
     }
     f.n_ok = n;
-    f.step_ratio = run->expected_s > 0 ? run->step_s / run->expected_s : 0;
     f.kv_peak = (double)(run->kv_peak_tok * c->kv_tok_bytes);
     if (run->kv_allocated > 0) f.fragmentation = 1 - run->kv_used / run->kv_allocated;
     hd_free(latency);
@@ -259,34 +262,67 @@ static hd_status simulate_dynamic(struct compare *c, hd_compare_run *run) {
 /* ---- all of them ---- */
 
 static hd_status run_policy(struct compare *c, const hd_policy *p, bool is_simulated,
-                            struct figures *out) {
+                            hd_compare_steps *steps, struct figures *out) {
     hd_compare_run run = {0};
     run.request = hd_alloc_zero((size_t)c->trace.n, sizeof *run.request);
     bool is_dynamic = p->kind == HD_POLICY_DYNAMIC;
-    hd_status s =
-        is_simulated ? is_dynamic ? simulate_dynamic(c, &run) : simulate_static(c, p, &run)
-        : is_dynamic
-            ? hd_live_run(c->o, c->model, &c->trace, c->o->compare_check ? &c->cost : NULL, &run)
-            : run_static(c, p, &run);
+    hd_status s = is_simulated
+                      ? is_dynamic ? simulate_dynamic(c, &run) : simulate_static(c, p, &run)
+                  : is_dynamic ? hd_live_run(c->o, c->model, &c->trace, &run)
+                               : run_static(c, p, &run);
     if (s == HD_OK) *out = figures_of(c, &run);
+    *steps = run.steps;
     hd_free(run.request);
     return s;
 }
 
-/* Runs of one policy follow those of another, so that slow minutes meet all of them. */
+/* A part of the profile, of contexts as the load has them or a step's tokens make. */
+static hd_status measure_part(struct compare *c) {
+    struct hd_bench_model m;
+    const struct hd_options *o = c->o;
+    int n_pos = hd_static_n_pos(&c->trace);
+    if (n_pos < o->max_num_batched_tokens) n_pos = o->max_num_batched_tokens;
+    if (!c->grid) return HD_OK;
+    hd_status s = hd_bench_open(&m, o, c->model);
+    if (s == HD_OK)
+        s = hd_bench_open_model(&m, o->max_num_batched_tokens, o->max_num_seqs,
+                                n_pos < m.hp.n_ctx ? n_pos : m.hp.n_ctx, 0);
+    if (s == HD_OK) s = hd_bench_grid_measure(c->grid, &m, o->bench_runs + 1);
+    hd_bench_close(&m);
+    return s;
+}
+
+/* What steps took over what the profile says of them; 0: there are none. */
+static double step_ratio(const hd_cost *cost, const hd_compare_steps *steps) {
+    double measured_s = 0, expected_s = 0;
+    for (int i = 0; i < steps->n; i++) {
+        measured_s += steps->v[i].seconds;
+        expected_s += hd_cost_mean_s(cost, &steps->v[i].load) * steps->v[i].share;
+    }
+    return expected_s > 0 ? measured_s / expected_s : 0;
+}
+
+/* Runs of one policy follow those of another, so that slow minutes meet all of them, and so does
+ * the profile. */
 static hd_status run_all(struct compare *c) {
     bool is_simulated = c->o->compare_simulated != NULL;
+    HD_TRY(measure_part(c));
     for (int i = 0; i < c->o->bench_runs; i++) {
         for (int k = 0; k < c->n_policy; k++) {
             struct result *r = &c->result[k];
-            HD_TRY(run_policy(c, &r->policy, is_simulated, &r->run[i]));
+            HD_TRY(run_policy(c, &r->policy, is_simulated, &r->steps[i], &r->run[i]));
             r->n_run = i + 1;
         }
+        HD_TRY(measure_part(c));
     }
+    if (c->grid) HD_TRY(hd_bench_grid_save(c->grid, c->o->bench_save_cost, &c->cost));
     for (int k = 0; k < c->n_policy; k++) {
-        add_up(&c->result[k]);
-        if (c->o->compare_check)
-            HD_TRY(run_policy(c, &c->result[k].policy, true, &c->result[k].predicted));
+        struct result *r = &c->result[k];
+        hd_compare_steps none;
+        for (int i = 0; i < r->n_run && c->is_checked; i++)
+            r->run[i].step_ratio = step_ratio(&c->cost, &r->steps[i]);
+        add_up(r);
+        if (c->is_checked) HD_TRY(run_policy(c, &r->policy, true, &none, &r->predicted));
     }
     return HD_OK;
 }
@@ -361,8 +397,8 @@ static void print(const struct compare *c) {
         if (r->mean.n_ok < c->trace.n)
             printf("%s: only %.0f of %d requests were answered\n", r->policy.name, r->mean.n_ok,
                    c->trace.n);
-        if (c->o->compare_check) print_check(r);
-        if (c->o->compare_check) print_steps(r);
+        if (c->is_checked) print_check(r);
+        if (c->is_checked) print_steps(r);
     }
 }
 
@@ -416,7 +452,7 @@ static void print_json(const struct compare *c) {
         hd_json_num(&j, r->spread.throughput);
         hd_json_key(&j, "latency_p99_spread");
         hd_json_num(&j, r->spread.latency_p99);
-        if (c->o->compare_check) write_check(&j, r);
+        if (c->is_checked) write_check(&j, r);
         hd_json_object_end(&j);
     }
     hd_json_object_end(&j);
@@ -428,16 +464,25 @@ static void print_json(const struct compare *c) {
 /* ---- the command ---- */
 
 static hd_status prepare(struct compare *c) {
-    const char *path = c->o->compare_simulated ? c->o->compare_simulated : c->o->compare_check;
-    if (c->o->bench_runs > RUN_MAX)
-        return HD_FAIL(INVALID, "--runs: expected at most %d, found %d", RUN_MAX, c->o->bench_runs);
-    if (c->o->compare_simulated && c->o->compare_check)
+    const struct hd_options *o = c->o;
+    const char *path = o->compare_simulated ? o->compare_simulated : o->compare_check;
+    if (o->bench_runs > RUN_MAX)
+        return HD_FAIL(INVALID, "--runs: expected at most %d, found %d", RUN_MAX, o->bench_runs);
+    if (o->compare_simulated && o->compare_check)
         return HD_FAIL(INVALID, "--check: expected runs on the model, found --simulated, too");
-    HD_TRY(parse_policies(c->o->compare_policies, c));
-    HD_TRY(hd_load_trace_init(&c->trace, c->o));
+    if (o->bench_save_cost && path)
+        return HD_FAIL(INVALID, "--save-cost: expected runs on the model and no other profile, "
+                                "found --simulated or --check, too");
+    HD_TRY(parse_policies(o->compare_policies, c));
+    HD_TRY(hd_load_trace_init(&c->trace, o));
     if (path) HD_TRY(hd_cost_read(path, &c->cost));
+    if (o->bench_save_cost) {
+        HD_TRY(hd_output_try(o->bench_save_cost));
+        c->grid = hd_bench_grid_new();
+    }
+    c->is_checked = o->compare_check || c->grid;
     c->kv_tok_bytes = c->cost.kv_tok_bytes;
-    return c->o->compare_simulated ? HD_OK : kv_bytes_of_model(c);
+    return o->compare_simulated ? HD_OK : kv_bytes_of_model(c);
 }
 
 int hd_bench_compare(const struct hd_options *o, int n_arg, char **arg) {
@@ -449,6 +494,9 @@ int hd_bench_compare(const struct hd_options *o, int n_arg, char **arg) {
     if (s == HD_OK) s = run_all(c);
     if (s == HD_OK && o->json) print_json(c);
     if (s == HD_OK && !o->json) print(c);
+    for (int k = 0; k < c->n_policy; k++)
+        for (int i = 0; i < RUN_MAX; i++) hd_free(c->result[k].steps[i].v);
+    hd_bench_grid_free(c->grid);
     hd_trace_fini(&c->trace);
     hd_free(c);
     return s == HD_OK ? 0 : hd_command_error(&hd_cmd_bench);

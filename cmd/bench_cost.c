@@ -1,5 +1,5 @@
 /* `hadal bench --save-cost FILE`: the cost profile of this machine with this model, for `hadal
- * sim`.
+ * sim`. `hadal bench compare --save-cost FILE` measures it in parts, between the runs of a load.
  *
  * Steps of a grid of loads are timed in rounds over the whole grid, so that a machine that is
  * slower for a while is so for all of them; short ones are in more rounds. In a round each is run
@@ -30,28 +30,29 @@ struct load {
     bool is_other;
 };
 
-struct grid {
-    struct hd_bench_model *m;
+struct hd_bench_grid {
+    struct hd_bench_model *m; /* during hd_bench_grid_measure */
     struct load load[POINT_MAX];
     hd_cost_point point[POINT_MAX];
-    int n_point, n_run[POINT_MAX];
-    double *seconds; /* [POINT_MAX, RUN_MAX] n_run of each */
+    int n_point, n_run[POINT_MAX], n_part; /* n_part: measured so far */
+    double sum[POINT_MAX], *seconds;       /* [POINT_MAX, RUN_MAX] n_run of each; their sums */
+    hd_cost cost;
 };
 
-static void add(struct grid *g, struct load l) {
+static void add(struct hd_bench_grid *g, struct load l) {
     const hd_model_options *o = &g->m->mo;
     if (g->n_point == POINT_MAX || l.n_decode + (l.n_prompt > 0) > o->n_seq_max) return;
     if (l.n_decode + l.n_prompt > o->n_row_max || l.first + l.n_prompt > o->n_pos_max) return;
     g->load[g->n_point++] = l;
 }
 
-static void add_prompt(struct grid *g, int n, int first) {
+static void add_prompt(struct hd_bench_grid *g, int n, int first) {
     add(g, (struct load){.n_prompt = n, .first = first});
     if (hd_hparams_is_mla(&g->m->hp))
         add(g, (struct load){.n_prompt = n, .first = first, .form = HD_MLA_EXPANDED});
 }
 
-static void fill_grid(struct grid *g) {
+static void fill_grid(struct hd_bench_grid *g) {
     int n_pos = g->m->mo.n_pos_max, n_row = g->m->mo.n_row_max, n_seq = g->m->mo.n_seq_max;
     const int contexts[] = {n_pos / 32 + 1, n_pos / 4, n_pos};
     for (int n = 1; n <= n_seq; n = n < n_seq && 2 * n > n_seq ? n_seq : 2 * n)
@@ -73,7 +74,7 @@ static void fill_grid(struct grid *g) {
 }
 
 /* Seconds of one step of this load, the tokens chosen. */
-static hd_status run(struct grid *g, int ix, double *seconds) {
+static hd_status run(struct hd_bench_grid *g, int ix, double *seconds) {
     const struct load *l = &g->load[ix];
     struct hd_bench_model *m = g->m;
     hd_batch_clear(&m->batch);
@@ -85,19 +86,26 @@ static hd_status run(struct grid *g, int ix, double *seconds) {
     return m->status;
 }
 
-/* Rounds: two runs in a row of every load that has not had its time. */
-static hd_status measure(struct grid *g, double seconds_each) {
-    double sum[POINT_MAX] = {0}, s;
+/* Whether a load has had its runs and its time; few runs are enough of one that takes long. */
+static bool is_enough(const struct hd_bench_grid *g, int ix, double seconds_each) {
+    int n = g->n_run[ix];
+    if (n == RUN_MAX) return true;
+    if (n % 2 > 0 || n < 2 * g->n_part || g->sum[ix] < seconds_each) return false;
+    return n >= RUN_MIN || g->sum[ix] >= RUN_MIN * seconds_each;
+}
+
+/* Rounds: two runs in a row of every load that has not had enough. */
+static hd_status measure(struct hd_bench_grid *g, double seconds_each) {
+    double s;
     for (int i = 0; i < g->n_point; i++) HD_TRY(run(g, i, &s)); /* to warm up */
-    for (int round = 0, n_left = 1; n_left > 0 && 2 * round < RUN_MAX; round++) {
+    for (int n_left = 1, round = 0; n_left > 0; round++) {
         n_left = 0;
         for (int i = 0; i < 2 * g->n_point; i++) {
             int ix = i / 2;
-            bool is_enough = 2 * round >= RUN_MIN || sum[ix] >= RUN_MIN * seconds_each;
-            if (sum[ix] >= seconds_each && round > 0 && is_enough) continue;
+            if (is_enough(g, ix, seconds_each)) continue;
             HD_TRY(run(g, ix, &s));
             g->seconds[ix * RUN_MAX + g->n_run[ix]++] = s;
-            sum[ix] += s;
+            g->sum[ix] += s;
             n_left++;
         }
         hd_progress(NULL, "measuring", 2 * (round + 1.0) / RUN_MAX * 0.99);
@@ -114,7 +122,7 @@ static double middle_mean(const double *v, int n) {
     return sum / (to - from);
 }
 
-static hd_status fit(struct grid *g, hd_cost *c) {
+static hd_status fit(struct hd_bench_grid *g) {
     int n = 0;
     double *factor = hd_alloc_zero((size_t)RUN_MAX * (size_t)g->n_point, sizeof *factor);
     for (int i = 0; i < g->n_point; i++) {
@@ -124,10 +132,10 @@ static hd_status fit(struct grid *g, hd_cost *c) {
         g->point[i].is_other = g->load[i].is_other;
         for (int r = 0; r < g->n_run[i]; r++) factor[n++] = v[r] / g->point[i].mean_s;
     }
-    double mean = hd_cost_spread(c, factor, n);
+    double mean = hd_cost_spread(&g->cost, factor, n);
     for (int i = 0; i < g->n_point; i++) g->point[i].mean_s *= mean;
     hd_free(factor);
-    return hd_cost_fit(c, g->point, g->n_point);
+    return hd_cost_fit(&g->cost, g->point, g->n_point);
 }
 
 static void describe(const struct hd_bench_model *m, hd_cost *c) {
@@ -147,9 +155,15 @@ static void describe(const struct hd_bench_model *m, hd_cost *c) {
     hd_buf_fini(&device);
 }
 
-static void print(const hd_cost *c, const struct grid *g, const char *path) {
+void hd_bench_grid_print(const struct hd_bench_grid *g, const char *path) {
+    const hd_cost *c = &g->cost;
+    int n_least = RUN_MAX, n_most = 0;
+    for (int i = 0; i < g->n_point; i++) {
+        if (g->n_run[i] < n_least) n_least = g->n_run[i];
+        if (g->n_run[i] > n_most) n_most = g->n_run[i];
+    }
     printf("%s on %s: %s\n%d loads, %d to %d runs each: a step takes\n", c->model, c->backend,
-           c->device, g->n_point, RUN_MIN, RUN_MAX);
+           c->device, g->n_point, n_least, n_most);
     for (int i = 0; i < c->n_knot; i++)
         printf("  %9.3f ms for %d rows\n", c->knot_s[i] * 1e3, c->knot[i]);
     printf("+ %.3f us an output\n"
@@ -176,6 +190,33 @@ static hd_status save(const hd_cost *c, const char *path) {
     return s;
 }
 
+struct hd_bench_grid *hd_bench_grid_new(void) {
+    struct hd_bench_grid *g = hd_alloc_zero(1, sizeof *g);
+    g->seconds = hd_alloc_zero((size_t)POINT_MAX * RUN_MAX, sizeof *g->seconds);
+    return g;
+}
+
+void hd_bench_grid_free(struct hd_bench_grid *g) {
+    if (!g) return;
+    hd_free(g->seconds);
+    hd_free(g);
+}
+
+hd_status hd_bench_grid_measure(struct hd_bench_grid *g, struct hd_bench_model *m, int n_part) {
+    g->n_part++;
+    g->m = m;
+    if (g->n_point == 0) fill_grid(g);
+    describe(m, &g->cost);
+    return measure(g, m->o->bench_seconds * g->n_part / n_part);
+}
+
+hd_status hd_bench_grid_save(struct hd_bench_grid *g, const char *path, hd_cost *out) {
+    HD_TRY(fit(g));
+    HD_TRY(save(&g->cost, path));
+    *out = g->cost;
+    return HD_OK;
+}
+
 static int least(int a, int b) { return a < b ? a : b; }
 
 hd_status hd_bench_cost(struct hd_bench_model *m) {
@@ -183,17 +224,11 @@ hd_status hd_bench_cost(struct hd_bench_model *m) {
     int n_pos = o->max_model_len > 0 ? o->max_model_len : least(m->hp.n_ctx, 4096);
     HD_TRY(hd_output_try(o->bench_save_cost));
     HD_TRY(hd_bench_open_model(m, o->max_num_batched_tokens, o->max_num_seqs, n_pos, 0));
-    struct grid *g = hd_alloc_zero(1, sizeof *g);
-    g->m = m;
-    g->seconds = hd_alloc_zero((size_t)POINT_MAX * RUN_MAX, sizeof *g->seconds);
-    fill_grid(g);
+    struct hd_bench_grid *g = hd_bench_grid_new();
     hd_cost c;
-    describe(m, &c);
-    hd_status s = measure(g, o->bench_seconds);
-    if (s == HD_OK) s = fit(g, &c);
-    if (s == HD_OK) s = save(&c, o->bench_save_cost);
-    if (s == HD_OK) print(&c, g, o->bench_save_cost);
-    hd_free(g->seconds);
-    hd_free(g);
+    hd_status s = hd_bench_grid_measure(g, m, 1);
+    if (s == HD_OK) s = hd_bench_grid_save(g, o->bench_save_cost, &c);
+    if (s == HD_OK) hd_bench_grid_print(g, o->bench_save_cost);
+    hd_bench_grid_free(g);
     return s;
 }

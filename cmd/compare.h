@@ -28,11 +28,22 @@ typedef struct hd_compare_request {
     int n_output;
 } hd_compare_request;
 
+/* Of the engine's steps on a host: what was computed, and how long that took. */
+typedef struct hd_compare_step {
+    hd_cost_load load;
+    double share, seconds; /* share: of the layers */
+} hd_compare_step;
+
+typedef struct hd_compare_steps {
+    hd_compare_step *v; /* [n] hd_free */
+    int n;
+} hd_compare_steps;
+
 typedef struct hd_compare_run {
     hd_compare_request *request;  /* [trace->n] */
     int64_t kv_peak_tok;          /* tokens that KV was allocated for at once, at most */
     double kv_allocated, kv_used; /* tokens times seconds */
-    double step_s, expected_s;    /* of all steps: measured, and what a cost profile says */
+    hd_compare_steps steps;       /* none of a simulation, a device or a batch at a time */
 } hd_compare_run;
 
 /* What a batch at a time runs on: the model, or a simulated machine. */
@@ -57,11 +68,9 @@ int hd_static_n_pos(const hd_trace *trace);
  */
 HD_MUST_CHECK hd_status hd_compare_config(const struct hd_options *o, const hd_cost *cost,
                                           const hd_trace *trace, hd_sim_config *out);
-/* The load on the engine's loop and the model, configured as the options say. cost: of this
- * machine, or NULL; with it, step_s and expected_s are filled. */
+/* The load on the engine's loop and the model, configured as the options say. */
 HD_MUST_CHECK hd_status hd_live_run(const struct hd_options *o, const char *model,
-                                    const hd_trace *trace, const hd_cost *cost,
-                                    hd_compare_run *run);
+                                    const hd_trace *trace, hd_compare_run *run);
 
 /* Allocated and used KV of requests that held ceil(n / page_tok) pages while they had n tokens. */
 void hd_compare_count_pages(const hd_trace *trace, int page_tok, hd_compare_run *run);

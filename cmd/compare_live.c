@@ -17,7 +17,7 @@ struct live {
     int64_t start_ns;
     int n_page_peak;
     int32_t *prompt;
-    const hd_cost *cost; /* NULL: none is known */
+    int n_step_room; /* of run->steps */
     int64_t step_from_ns;
 };
 
@@ -43,14 +43,23 @@ static bool on_event(void *user, const hd_event *ev) {
     return true;
 }
 
+/* On a host: the steps of a device overlap. */
+static void note_step(struct live *v, const hd_batch *b) {
+    hd_compare_steps *steps = &v->run->steps;
+    if (!v->loop || hd_dev_has_memory(&v->m.dev)) return;
+    if (steps->n == v->n_step_room) {
+        v->n_step_room = v->n_step_room > 0 ? 2 * v->n_step_room : 1024;
+        steps->v = hd_realloc(steps->v, (size_t)v->n_step_room * sizeof *steps->v);
+    }
+    hd_compare_step *t = &steps->v[steps->n++];
+    *t = (hd_compare_step){.share = 1};
+    hd_cost_load_of(b, &t->load);
+    if (b->layer1 > 0) t->share = (double)(b->layer1 - b->layer0) / v->m.hp.n_layer;
+}
+
 static hd_status enqueue(void *ctx, const hd_batch *b) {
     struct live *v = ctx;
-    if (v->cost && v->loop) {
-        hd_cost_load l;
-        hd_cost_load_of(b, &l);
-        double share = b->layer1 > 0 ? (double)(b->layer1 - b->layer0) / v->m.hp.n_layer : 1;
-        v->run->expected_s += hd_cost_mean_s(v->cost, &l) * share;
-    }
+    note_step(v, b);
     v->step_from_ns = clock_now(v);
     return hd_model_enqueue(v->m.model, b);
 }
@@ -59,7 +68,9 @@ static hd_status fetch(void *ctx, hd_step_out *out) {
     hd_model_out o;
     struct live *v = ctx;
     HD_TRY(hd_model_fetch(v->m.model, &o));
-    if (v->cost && v->loop) v->run->step_s += (double)(clock_now(v) - v->step_from_ns) * 1e-9;
+    hd_compare_steps *steps = &v->run->steps;
+    if (steps->n > 0)
+        steps->v[steps->n - 1].seconds = (double)(clock_now(v) - v->step_from_ns) * 1e-9;
     *out = (hd_step_out){.token = o.token, .logits = o.logits};
     return HD_OK;
 }
@@ -110,7 +121,6 @@ static hd_status run(struct live *v, const struct hd_options *o, const char *mod
     const hd_sched_config *s = &lc->sched;
     HD_TRY(hd_bench_open_model(&v->m, s->n_row_max, s->n_seq_max, s->n_pos_max, 0));
     HD_ASSERT(s->n_page <= v->m.mo.n_page);
-    if (hd_dev_has_memory(&v->m.dev)) v->cost = NULL; /* its steps overlap */
     lc->clock = (hd_clock){.now_ns = clock_now, .ctx = v};
     lc->stepper = (hd_stepper){
         .enqueue = enqueue, .fetch = fetch, .is_async = hd_dev_has_memory(&v->m.dev), .ctx = v};
@@ -129,8 +139,8 @@ static hd_status run(struct live *v, const struct hd_options *o, const char *mod
 }
 
 hd_status hd_live_run(const struct hd_options *o, const char *model, const hd_trace *trace,
-                      const hd_cost *cost, hd_compare_run *out) {
-    struct live v = {.trace = trace, .run = out, .cost = cost};
+                      hd_compare_run *out) {
+    struct live v = {.trace = trace, .run = out};
     v.prompt = hd_alloc_zero((size_t)hd_trace_longest(trace), sizeof *v.prompt);
     hd_status s = run(&v, o, model);
     hd_bench_close(&v.m);

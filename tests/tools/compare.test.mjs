@@ -3,6 +3,8 @@
 // arithmetic is: padding and contiguous KV waste, pages hardly do.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { test } from 'node:test';
 
@@ -34,6 +36,18 @@ test('on the model, and against the simulation', () => {
     assert.ok(p.throughput_spread >= 0 && typeof p.simulated.within === 'boolean');
   }
   assert.ok(r.policies['static:4'].kv_fragmentation > r.policies.dynamic.kv_fragmentation);
+});
+
+test('the profile is measured between the runs, and good for later', () => {
+  const folder = mkdtempSync(join(tmpdir(), 'hadal-compare-'));
+  const file = join(folder, 'now.cost');
+  const small = [...load, '--policies', 'dynamic', '--threads', '1', '--max-num-seqs', '4', '--max-num-batched-tokens', '40'];
+  const r = report('mini', ...small, '--runs', '2', '--save-cost', file, '--seconds', '0').policies.dynamic;
+  check(r.simulated, 12);
+  assert.ok(r.steps_to_profile > 0 && typeof r.simulated.within === 'boolean');
+  const again = report('--simulated', file, ...small).policies.dynamic;
+  for (const key of ['throughput_rps', 'latency_mean_ms', 'latency_p99_ms', 'kv_peak_bytes']) assert.equal(again[key], r.simulated[key], key);
+  rmSync(folder, { recursive: true });
 });
 
 test('in simulated time, the same for a seed', () => {
@@ -71,6 +85,7 @@ test('what is wrong is refused', () => {
   for (const bad of ['', 'static', 'static:0', 'dynamic:3', 'static:3,', 'other:3', 'static:3x'])
     assert.match(compare('--policies', bad, ...load).stderr, /--policies: expected/, bad);
   assert.match(compare('--simulated', cost, '--check', cost).stderr, /--check: expected runs on the model/);
+  for (const other of ['--simulated', '--check']) assert.match(compare(other, cost, '--save-cost', 'x').stderr, /--save-cost: expected runs on the model and no other profile/);
   assert.match(compare('--simulated', cost, '--random-output-len', '3000').stderr, /tokens of context: the model has 2048/);
   assert.match(compare('--clock', 'processor', '--threads', '2', ...load).stderr, /--clock processor: expected --threads 1/);
   assert.equal(compare('mini', 'other').status, 2);

@@ -4,7 +4,7 @@
 # HADAL: the program (build/release/hadal), MODEL: what it runs (mini), LONG: tokens of the long prompt of
 # `isolation` (1800), SECONDS_LIVE: of `live` (300), RATE: requests a second that the server just manages. For a model larger than
 # the embedded one: SLOW (1): simulated loads come so many times as slowly, and good ones may take so many times as long; TRIM (0: all):
-# requests of a load that the model computes, at most, of `order` three times as many, with short beginnings and answers.
+# requests of a load that the model computes, at most, of `order` three times as many, with short beginnings and answers. LOADS: those of `fidelity`.
 # MODEL=FILE SLOW=20 TRIM=8 LONG=8192 RATE=2 is for 1.2 GB on two cores.
 # Needs a machine on which nothing else runs: `cost` first, the rest soon after it. `fidelity` measures profiles of its own, between its runs.
 set -e
@@ -43,7 +43,7 @@ cost() {
 fidelity() {
     each='--seconds 0.04'
     [ "$SLOW" -eq 1 ] || each='--seconds 0 --max-num-batched-tokens 128'
-    for t in chat full bursty; do
+    for t in ${LOADS:-chat full bursty}; do
         compare "$MODEL" --trace "$(trim $TRACES/$t.csv)" -t 1 --clock processor --max-num-seqs 32 --policies dynamic --runs 3 \
             --save-cost "$OUT/$t.cost" $each
     done

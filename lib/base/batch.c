@@ -42,7 +42,7 @@ void hd_batch_fini(hd_batch *b) {
 
 void hd_batch_clear(hd_batch *b) {
     b->n_row = b->n_seq = b->n_page = b->n_out = b->n_copy = 0;
-    b->layer0 = b->layer1 = 0;
+    b->layer0 = b->layer1 = b->chunk_ix = 0;
     b->seq_row0[0] = b->seq_page0[0] = 0;
 }
 
@@ -52,7 +52,7 @@ void hd_batch_copy(hd_batch *to, const hd_batch *from) {
     HD_ASSERT(from->n_page <= to->n_page_max && from->page_tok == to->page_tok);
     to->n_row = from->n_row, to->n_seq = from->n_seq, to->n_page = from->n_page;
     to->n_out = from->n_out, to->n_copy = from->n_copy;
-    to->layer0 = from->layer0, to->layer1 = from->layer1;
+    to->layer0 = from->layer0, to->layer1 = from->layer1, to->chunk_ix = from->chunk_ix;
     memcpy(to->token, from->token, n_row * sizeof *to->token);
     memcpy(to->pos, from->pos, n_row * sizeof *to->pos);
     memcpy(to->row_seq, from->row_seq, n_row * sizeof *to->row_seq);
@@ -87,6 +87,7 @@ void hd_batch_check(const hd_batch *b) {
     HD_ASSERT(b->n_row <= b->n_row_max && b->n_seq <= b->n_seq_max);
     HD_ASSERT(b->n_page <= b->n_page_max && b->n_out <= b->n_row);
     HD_ASSERT(b->layer0 >= 0 && (b->layer1 > b->layer0 || b->layer0 + b->layer1 == 0));
+    HD_ASSERT(b->chunk_ix >= 0 && b->chunk_ix < (b->layer1 > 0 ? HD_BATCH_CHUNKS : 1));
     HD_ASSERT(b->seq_row0[0] == 0 && b->seq_page0[0] == 0);
     for (int s = 0; s < b->n_seq; s++) check_seq(b, s);
     HD_ASSERT(b->seq_row0[b->n_seq] == b->n_row && b->seq_page0[b->n_seq] == b->n_page);

@@ -11,7 +11,8 @@
  *
  * A step may compute some layers of its rows: layer0 .. layer1 - 1. Later steps with the same rows
  * compute those that follow, up to the last, whose outputs are wanted; only then is the rows' KV
- * complete. Steps of all layers may come in between, but no other one of some.
+ * complete. Steps of all layers may come in between, and such as compute some layers of others:
+ * chunk_ix tells whose.
  *
  * A token may be one that only the device knows yet: hd_token_of_slot(k) stands for the last token
  * that was sampled in slot k, and then is the last row of its sequence. */
@@ -41,11 +42,15 @@ typedef struct hd_draw {
     bool is_host;      /* the host chooses: the row's logits are wanted there */
 } hd_draw;
 
-enum { HD_BATCH_COPY_MAX = 48 };
+enum {
+    HD_BATCH_COPY_MAX = 48,
+    HD_BATCH_CHUNKS = 2 /* rows of which some layers are computed, at once */
+};
 
 typedef struct hd_batch {
     int n_row, n_seq, n_page, n_out, n_copy;
     int layer0, layer1; /* both 0: all layers */
+    int chunk_ix;       /* of a step of some layers, in [0, HD_BATCH_CHUNKS); else 0 */
     int page_tok;       /* tokens a page */
     int32_t *token;     /* [n_row] token id, or hd_token_of_slot of its sequence's slot */
     int32_t *pos;       /* [n_row] position in its sequence */

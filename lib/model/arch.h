@@ -121,7 +121,7 @@ struct hd_model {
     float *own_logits;  /* [n_out_max, V/n_rank] of a rank, or NULL */
     float *host_logits; /* [n_out_max, V], or NULL: the device's memory is the host's */
     uint8_t *is_token;  /* [V] of the device: 0: never sampled */
-    float *kept_x;      /* [R, D] of the device: of a step of some layers */
+    float *kept_x;      /* [HD_BATCH_CHUNKS, R, D] of the device: of steps of some layers */
     int32_t *token;     /* [n_out_max] of the device: tokens of the last step */
     int32_t *last;      /* [n_seq_max + HD_DEV_SPARE] of the device: by slot */
     struct hd_model_step {

@@ -129,11 +129,12 @@ static hd_status open_logits(hd_model *m) {
 
 static hd_status open_kept(hd_model *m) {
     size_t n = (size_t)m->opt.n_row_max * (size_t)m->hp.d_model;
-    return hd_model_work(m, n, sizeof *m->kept_x, (void **)&m->kept_x);
+    return hd_model_work(m, HD_BATCH_CHUNKS * n, sizeof *m->kept_x, (void **)&m->kept_x);
 }
 
 float *hd_model_x(const hd_model *m, const hd_batch *b, float *x) {
-    return b->layer1 > 0 ? m->kept_x : x;
+    size_t n = (size_t)m->opt.n_row_max * (size_t)m->hp.d_model;
+    return b->layer1 > 0 ? m->kept_x + (size_t)b->chunk_ix * n : x;
 }
 
 int hd_model_layer_end(const hd_model *m, const hd_batch *b) {

@@ -85,7 +85,7 @@ void hd_sched_compact(hd_sched *s, hd_batch *b) {
     s->n_since_compact = 0;
     hd_seq *q = s->run[s->n_look++ % (unsigned)s->n_run];
     /* A step with rows follows, or there would be no copies. */
-    if (hd_seq_n_wanted(q) == 0 || q->in_chunk || !choose(s, q, &x, &at)) return;
+    if (hd_seq_n_wanted(q) == 0 || q->chunk || !choose(s, q, &x, &at)) return;
     int to = at.to, between = at.between;
     int taken = hd_prefix_take(s->prefix);
     HD_ASSERT(taken == between);

@@ -210,7 +210,7 @@ void hd_sched_stop(hd_sched *s, hd_seq *q) {
     s->n_run--;
     s->free_slot[s->n_free_slot++] = q->slot;
     q->slot = -1;
-    int n_kept = hd_sched_chunk_keeps(s, q);
+    int n_kept = hd_sched_chunk_keeps(q);
     while (q->n_page > n_kept) hd_prefix_release(s->prefix, q->page[--q->n_page]);
     q->n_page = 0;
     q->n_indexed = 0;
@@ -265,7 +265,7 @@ void hd_sched_commit(hd_sched *s, const hd_batch *b) {
 void hd_sched_abandon(hd_sched *s, const hd_batch *b) {
     check_in_flight(s, b);
     s->in_flight = false;
-    if (b->layer1 > 0) hd_sched_chunk_abandon(s);
+    if (b->layer1 > 0) hd_sched_chunk_abandon(s, b);
 }
 
 hd_seq *hd_sched_seq_at(hd_sched *s, const hd_batch *b, int seq_ix) {
@@ -295,7 +295,7 @@ void hd_sched_resolve(hd_sched *s, hd_seq *q, int32_t token) {
 
 void hd_sched_finish(hd_sched *s, hd_seq *q) {
     HD_ASSERT(q->state == HD_SEQ_WAITING || q->state == HD_SEQ_RUNNING);
-    if (q->flight_ix >= 0) (q->in_chunk ? s->chunk.seq : s->own_flight)[q->flight_ix] = NULL;
+    if (q->flight_ix >= 0) (q->chunk ? q->chunk->seq : s->own_flight)[q->flight_ix] = NULL;
     if (q->state == HD_SEQ_WAITING) {
         hd_sched_dequeue(s, q);
     } else {
@@ -303,7 +303,7 @@ void hd_sched_finish(hd_sched *s, hd_seq *q) {
         s->horizon_tok -= (s->horizon_tok - s->c.page_tok) / HD_SCHED_HORIZON_DOWN;
     }
     q->flight_ix = -1;
-    q->in_chunk = false;
+    q->chunk = NULL;
     hd_sched_note_end(s, q);
     q->state = HD_SEQ_DONE;
 }

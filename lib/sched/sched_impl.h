@@ -44,15 +44,15 @@ struct hd_seq {
     int n_computed;           /* positions whose KV exists */
     int n_redo;               /* positions computed before a preemption */
     int n_hit;
-    int64_t admitted_ns; /* -1: not yet */
-    bool preempted;      /* waiting again */
-    int n_passed;        /* favourites that were admitted while it was the first in line */
-    bool has_room;       /* during a plan: it gets a decoding row */
-    bool in_chunk;       /* flight_ix is its place in the chunk, which has not ended */
-    int slot;            /* running; else -1 */
-    int flight_ix;       /* in the last planned batch; else -1 */
-    int n_page;          /* pages held: page[0..n_page) */
-    int n_indexed;       /* the first of them, which are in the prefix index */
+    int64_t admitted_ns;    /* -1: not yet */
+    bool preempted;         /* waiting again */
+    int n_passed;           /* favourites that were admitted while it was the first in line */
+    bool has_room;          /* during a plan: it gets a decoding row */
+    struct hd_chunk *chunk; /* flight_ix is its place in this one; NULL: in none */
+    int slot;               /* running; else -1 */
+    int flight_ix;          /* in the last planned batch; else -1 */
+    int n_page;             /* pages held: page[0..n_page) */
+    int n_indexed;          /* the first of them, which are in the prefix index */
     int n_page_room;
     hd_prefix_wait wait; /* what it was last passed over for */
     hd_seq *prev, *next; /* queue */
@@ -101,7 +101,7 @@ struct hd_sched {
     hd_seq **flight;   /* [n_slot] sequences of the last planned batch; NULL where finished since */
     hd_seq **own_flight; /* its memory, but for steps of the chunk */
     int n_flight;
-    hd_chunk chunk;
+    hd_chunk chunk[HD_BATCH_CHUNKS];
     bool chunk_next; /* the next step is the chunk's, or that of prompts which become one */
     /* Of the last step but those: classes that decoded in it, the P95 that tolerances are of, and
      * its own. */
@@ -152,21 +152,26 @@ static inline bool hd_sched_has_chunks(const hd_sched *s) {
 }
 void hd_sched_chunk_init(hd_sched *s);
 void hd_sched_chunk_fini(hd_sched *s);
-/* The rows of b, just planned, become the chunk; there was none. */
-void hd_sched_chunk_hold(hd_sched *s, const hd_batch *b, const hd_step_load *load);
-/* Its first sequence that is alive; NULL: there is none, or no chunk, or it has ended. */
-hd_seq *hd_sched_chunk_first(const hd_sched *s);
+/* Whether one more may be held. */
+bool hd_sched_chunk_has_room(hd_sched *s);
+/* The rows of b, just planned, become a chunk, for which there was room. */
+hd_chunk *hd_sched_chunk_hold(hd_sched *s, const hd_batch *b, const hd_step_load *load);
+/* Its first sequence that is alive; NULL: there is none, or it has ended. */
+hd_seq *hd_sched_chunk_first(const hd_chunk *c);
+/* The one whose layers are computed next, that of the most urgent sequence; NULL: there is none. */
+hd_chunk *hd_sched_chunk_next(hd_sched *s);
 /* b becomes its step of the next n_layer layers. */
-void hd_sched_chunk_slice(hd_sched *s, int n_layer, hd_batch *b);
+void hd_sched_chunk_slice(hd_sched *s, hd_chunk *c, int n_layer, hd_batch *b);
 /* That was computed; true: those were the last. */
 bool hd_sched_chunk_commit(hd_sched *s, const hd_batch *b);
-/* Pages of q, its first ones, that stay the chunk's when q finishes. */
-int hd_sched_chunk_keeps(const hd_sched *s, const hd_seq *q);
+/* Pages of q, its first ones, that stay its chunk's when q finishes: until that has ended, or its
+ * other sequences have finished, too. */
+int hd_sched_chunk_keeps(const hd_seq *q);
 /* Its step failed. */
-void hd_sched_chunk_abandon(hd_sched *s);
-/* Before a plan: forgets a chunk that has ended or whose sequences have all finished. */
+void hd_sched_chunk_abandon(hd_sched *s, const hd_batch *b);
+/* Before a plan: forgets chunks that have ended or whose sequences have all finished. */
 void hd_sched_chunk_settle(hd_sched *s);
-/* Asserts its invariants; adds the pages that it holds alone to uses. */
+/* Asserts their invariants; adds the pages that they hold alone to uses. */
 void hd_sched_chunk_check(const hd_sched *s);
 
 /* Whether step times can be predicted. */

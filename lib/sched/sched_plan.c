@@ -32,7 +32,8 @@ struct plan {
     bool is_chunk;     /* they are alone there, and their layers may be computed in several steps */
     bool wants_chunk;  /* some would not fit beside the decoding rows */
     bool is_pressed;
-    hd_seq *aged; /* waiting and longest overdue, when it is its turn */
+    hd_seq *aged;   /* waiting and longest overdue, when it is its turn */
+    int bucket_end; /* prompts of earlier buckets only */
 };
 
 static void add_rows(hd_sched *s, struct plan *p, hd_seq *q, int n_row) {
@@ -94,7 +95,7 @@ static struct price price_of(const hd_sched *s, const hd_seq *q) {
     return (struct price){.n_tok = n_tok > 0 ? n_tok : 0, .n_page = q->n_page - low};
 }
 
-/* Of the running sequences from run[from] on that are not in the chunk, and are of the last bucket
+/* Of the running sequences from run[from] on that are in no chunk, and are of the last bucket
  * which has some, the one that is cheapest to preempt, the last of those that cost the same; it has
  * no rows in the batch yet. NULL: there is none. */
 static hd_seq *cheapest(const hd_sched *s, int from) {
@@ -102,7 +103,7 @@ static hd_seq *cheapest(const hd_sched *s, int from) {
     struct price least = {0};
     for (int i = s->n_run - 1; i >= from; i--) {
         hd_seq *q = s->run[i];
-        if (q->in_chunk) continue;
+        if (q->chunk) continue;
         if (best && q->bucket != best->bucket) break;
         struct price p = price_of(s, q);
         if (best && p.n_tok * least.n_page >= least.n_tok * p.n_page) continue;
@@ -350,8 +351,8 @@ static bool match(hd_sched *s, hd_seq *q, int *n_hit) {
 static void make_way(hd_sched *s, struct plan *p) {
     hd_seq *q = hd_sched_next_waiting(s, NULL);
     int n_hit;
-    if (!q || s->n_run == 0 || s->run[s->n_run - 1]->bucket <= q->bucket || !match(s, q, &n_hit))
-        return;
+    if (!q || s->n_run == 0 || q->bucket >= p->bucket_end) return;
+    if (s->run[s->n_run - 1]->bucket <= q->bucket || !match(s, q, &n_hit)) return;
     while (s->n_run > 0 && s->run[s->n_run - 1]->bucket > q->bucket) {
         hd_seq *victim = cheapest(s, 0);
         if (!victim || victim->bucket <= q->bucket) return;
@@ -410,7 +411,8 @@ static struct line line_of(hd_sched *s, const struct plan *p) {
 
 static hd_seq *first_of(const struct plan *p, const struct line *l) {
     if (!p->may_admit) return NULL;
-    return p->aged ? p->aged : l->favourite ? l->favourite : l->next;
+    hd_seq *q = p->aged ? p->aged : l->favourite ? l->favourite : l->next;
+    return q && q->bucket < p->bucket_end ? q : NULL;
 }
 
 /* Asks w, which then stands in the line no more. */
@@ -433,7 +435,7 @@ static void plan_prompts(hd_sched *s, struct plan *p) {
     struct line line = line_of(s, p);
     int n_look = 0;
     for (int i = next_prompt(s, 0); p->n_left > 0; i = next_prompt(s, i)) {
-        hd_seq *q = i < s->n_run ? s->run[i] : NULL;
+        hd_seq *q = i < s->n_run && s->run[i]->bucket < p->bucket_end ? s->run[i] : NULL;
         hd_seq *w = first_of(p, &line);
         if (!q && !w) break;
         if (q && (!w || (w != p->aged && !hd_sched_is_before(w, q)))) {
@@ -450,10 +452,10 @@ static void plan_prompts(hd_sched *s, struct plan *p) {
 
 /* Chunks */
 
-/* Whether a sequence decodes, of those that the chunk leaves alone. */
+/* Whether a sequence decodes, of those that chunks leave alone. */
 static bool has_decoding(const hd_sched *s) {
     for (int i = 0; i < s->n_run; i++)
-        if (hd_seq_n_wanted(s->run[i]) == 1 && !s->run[i]->in_chunk) return true;
+        if (hd_seq_n_wanted(s->run[i]) == 1 && !s->run[i]->chunk) return true;
     return false;
 }
 
@@ -466,24 +468,37 @@ static int layers_within(const hd_sched *s, const struct plan *p, const hd_seq *
     return n < 1 ? 1 : n < s->c.n_layer ? (int)n : s->c.n_layer;
 }
 
-/* The next layers of the chunk, if there is one. */
-static bool continue_chunk(hd_sched *s, const struct plan *p) {
-    const hd_seq *q = hd_sched_chunk_first(s);
-    if (!q) return false;
-    int n = layers_within(s, p, q, &s->chunk.load);
-    hd_sched_chunk_slice(s, hd_sched_min(n, s->c.n_layer - s->chunk.layer), p->b);
-    return true;
+static void slice(hd_sched *s, const struct plan *p, hd_chunk *c) {
+    int n = layers_within(s, p, hd_sched_chunk_first(c), &c->load);
+    hd_sched_chunk_slice(s, c, hd_sched_min(n, s->c.n_layer - c->layer), p->b);
 }
 
 /* A step of prompts alone, of all layers or as a new chunk. */
 static void begin_chunk(hd_sched *s, struct plan *p) {
+    make_way(s, p);
     p->is_chunk = true;
     plan_prompts(s, p);
     p->is_chunk = false;
     if (p->b->n_row == 0) return;
     if (layers_within(s, p, s->flight[0], &p->load) >= s->c.n_layer) return;
-    hd_sched_chunk_hold(s, p->b, &p->load);
-    (void)continue_chunk(s, p);
+    slice(s, p, hd_sched_chunk_hold(s, p->b, &p->load));
+}
+
+/* A step of prompts that are more urgent than the chunk under way, which then pauses. */
+static void overtake(hd_sched *s, struct plan *p, const hd_chunk *c) {
+    hd_seq *aged = p->aged; /* has its turn when nothing is under way */
+    if (!hd_sched_chunk_has_room(s)) return;
+    p->aged = NULL;
+    p->bucket_end = hd_sched_chunk_first(c)->bucket;
+    begin_chunk(s, p);
+    p->bucket_end = HD_BUCKET_COUNT;
+    p->aged = aged;
+}
+
+/* The next layers of the chunk under way, or of prompts that go before it. */
+static void continue_chunk(hd_sched *s, struct plan *p, hd_chunk *c) {
+    overtake(s, p, c);
+    if (p->b->n_row == 0) slice(s, p, c);
 }
 
 /* The step that is the chunk's turn; false: there is nothing for it. */
@@ -494,10 +509,11 @@ static bool plan_chunk(hd_sched *s, struct plan *p) {
         p->decoding = s->beside.decoding;
         p->decode_ns = s->beside.decode_ns;
     }
-    if (!continue_chunk(s, p)) {
-        make_way(s, p);
+    hd_chunk *c = hd_sched_chunk_next(s);
+    if (c)
+        continue_chunk(s, p, c);
+    else
         begin_chunk(s, p);
-    }
     p->decoding = 0;
     p->decode_ns = 0;
     return p->b->n_row > 0;
@@ -506,10 +522,14 @@ static bool plan_chunk(hd_sched *s, struct plan *p) {
 /* Decoding rows, and prompts that fit beside them. */
 static void plan_step(hd_sched *s, struct plan *p) {
     plan_decodes(s, p);
-    if (p->b->n_row == 0 && continue_chunk(s, p)) return;
+    hd_chunk *c = hd_sched_chunk_next(s);
+    if (p->b->n_row == 0 && c) {
+        continue_chunk(s, p, c);
+        return;
+    }
     plan_prompts(s, p);
     if (!hd_sched_has_chunks(s) || !hd_sched_knows(s)) return;
-    s->chunk_next = p->wants_chunk || hd_sched_chunk_first(s);
+    s->chunk_next = p->wants_chunk || c;
     s->beside.decoding = p->decoding;
     s->beside.decode_ns = p->decode_ns;
     s->beside.step_ns = hd_profile_p95_ns(s->c.profile, &p->load);
@@ -536,6 +556,7 @@ int hd_sched_plan(hd_sched *s, int64_t now_ns, hd_batch *b) {
                      .n_left = s->c.n_row_max,
                      .may_admit = true,
                      .growth_page = -1,
+                     .bucket_end = HD_BUCKET_COUNT,
                      .is_pressed = hd_sched_is_pressed(s),
                      .aged = hd_sched_aged(s, now_ns)};
     bool prompts_only = s->prompts_next;

@@ -45,11 +45,13 @@ struct sim {
     struct request *told_late[LIVE_MAX]; /* [n_late] outputs of the step before; NULL: ended */
     int32_t late_token[LIVE_MAX];
     int n_late;
-    int prompt_max, new_max, n_salt, n_priority, n_family;
+    int prompt_max, new_max, n_salt, n_priority, n_service, n_family;
     int32_t family[N_FAMILY][FAMILY_TOK];
     int32_t *next;
     uint64_t prompt_tok, hit_tok, n_finished, n_cancelled, n_refused, n_failed, n_tok_run, n_slice;
-    int layer; /* up to where the last step of some layers went */
+    int layer[HD_BATCH_CHUNKS]; /* up to where the last step of some layers went */
+    int last_chunk;
+    uint64_t n_resume; /* chunks that went on after another one */
 };
 
 static void choose_config(struct sim *m) {
@@ -82,6 +84,7 @@ static void choose_config(struct sim *m) {
     m->new_max = rng_int(r, 1, rng_chance(r, 0.3) ? 4 : c->n_pos_max);
     m->n_salt = rng_int(r, 1, 2);
     m->n_priority = rng_int(r, 1, 3);
+    m->n_service = rng_chance(r, 0.5) ? 1 : HD_SERVICE_COUNT;
     m->n_family = N_FAMILY;
     if (rng_chance(r, 0.4)) { /* short prompts, long answers, few pages: sequences outgrow them */
         c->n_pos_max = rng_int(r, 30, 150);
@@ -139,6 +142,7 @@ static struct request *make_request(struct sim *m) {
                         .n_prompt = r->n_prompt,
                         .n_new_max = r->n_new_max,
                         .priority = rng_int(g, 0, m->n_priority - 1),
+                        .service = (enum hd_service)rng_int(g, 0, m->n_service - 1),
                         .salt = r->salt,
                         .user = r};
     r->seq = hd_seq_new(&m->c, &spec);
@@ -235,11 +239,14 @@ static void check_admitted(struct sim *m) {
 static void check_batch(struct sim *m) {
     hd_batch_check(&m->b);
     if (m->b.layer1 > 0) {
-        assert_true(m->b.layer0 == 0 || m->b.layer0 == m->layer);
+        int ix = m->b.chunk_ix;
+        assert_true(m->b.layer0 == 0 || m->b.layer0 == m->layer[ix]);
         assert_true(m->b.layer1 <= m->c.n_layer);
         assert_true(m->b.layer1 == m->c.n_layer || m->b.n_out == 0);
-        m->layer = m->b.layer1;
+        m->layer[ix] = m->b.layer1;
         m->n_slice++;
+        m->n_resume += m->b.layer0 > 0 && m->last_chunk != ix;
+        m->last_chunk = ix;
     }
     for (int i = 0; i < m->b.n_seq; i++) {
         hd_seq *q = hd_sched_seq_at(m->s, &m->b, i);
@@ -374,7 +381,7 @@ static void sim_fini(struct sim *m) {
 
 struct totals {
     uint64_t n_finished, n_cancelled, n_refused, n_failed, n_preempt, n_tok_run, recomputed, hit,
-        prompt, n_moved, n_slice;
+        prompt, n_moved, n_slice, n_resume;
 };
 
 static void run_seed(uint64_t seed, void *totals) {
@@ -394,6 +401,7 @@ static void run_seed(uint64_t seed, void *totals) {
     t->n_preempt += st.n_preempt;
     t->n_tok_run += m.n_tok_run;
     t->n_slice += m.n_slice;
+    t->n_resume += m.n_resume;
     t->recomputed += st.recomputed_tok;
     t->hit += st.hit_tok;
     t->n_moved += st.n_moved;
@@ -407,18 +415,18 @@ static void every_request_gets_its_tokens(void **state) {
     seeds_run(run_seed, &t);
     print_message("%llu finished, %llu cancelled, %llu refused, %llu steps failed, "
                   "%llu preemptions, %llu rows, %llu recomputed, %llu of %llu prompt tokens hit, "
-                  "%llu pages moved, %llu steps of some layers\n",
+                  "%llu pages moved, %llu steps of some layers, %llu resumed behind others\n",
                   (unsigned long long)t.n_finished, (unsigned long long)t.n_cancelled,
                   (unsigned long long)t.n_refused, (unsigned long long)t.n_failed,
                   (unsigned long long)t.n_preempt, (unsigned long long)t.n_tok_run,
                   (unsigned long long)t.recomputed, (unsigned long long)t.hit,
                   (unsigned long long)t.prompt, (unsigned long long)t.n_moved,
-                  (unsigned long long)t.n_slice);
+                  (unsigned long long)t.n_slice, (unsigned long long)t.n_resume);
     if (seeds_count() < 100) return;
     /* The seeds are worth something only if they reach all this. */
     assert_true(t.n_finished > 0 && t.n_cancelled > 0 && t.n_refused > 0 && t.n_failed > 0);
     assert_true(t.n_moved > 100 && t.n_preempt > 100 && t.hit > 0 && t.hit < t.prompt &&
-                t.recomputed > 0 && t.n_slice > 1000);
+                t.recomputed > 0 && t.n_slice > 1000 && t.n_resume > 0);
 }
 
 int main(int argc, char **argv) {

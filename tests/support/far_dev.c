@@ -122,6 +122,8 @@ static hd_status far_upload(void *ctx, const hd_batch *b, const hd_batch **out) 
     begin_list(b);
     near_batch.n_row = b->n_row, near_batch.n_seq = b->n_seq;
     near_batch.n_page = b->n_page, near_batch.n_out = b->n_out;
+    near_batch.layer0 = b->layer0, near_batch.layer1 = b->layer1;
+    near_batch.chunk_ix = b->chunk_ix;
 /* clang-format off */
 #define ARRAYS(ARRAY)                                                                              \
     ARRAY(token, n_row) ARRAY(pos, n_row) ARRAY(row_seq, n_row) ARRAY(kv_row, n_row)               \

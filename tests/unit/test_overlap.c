@@ -30,7 +30,8 @@ typedef struct rig {
     hd_loop *loop;
     hd_profile *profile; /* NULL: steps' times are not known */
     int64_t now_ns;
-    int n_slice; /* steps of some layers so far */
+    int n_slice;              /* steps of some layers so far */
+    int n_resume, last_chunk; /* of them those of a chunk that goes on after another one */
     answer answer[N_REQUEST];
 } rig;
 
@@ -43,7 +44,11 @@ static void *rehearse(void *model) {
 
 static hd_status enqueue(void *ctx, const hd_batch *b) {
     rig *g = ctx;
-    g->n_slice += b->layer1 > 0;
+    if (b->layer1 > 0) {
+        g->n_slice++;
+        g->n_resume += b->layer0 > 0 && b->chunk_ix != g->last_chunk;
+        g->last_chunk = b->chunk_ix;
+    }
     return hd_model_enqueue(g->model, b);
 }
 static hd_status fetch(void *ctx, hd_step_out *out) {
@@ -140,6 +145,8 @@ static void submit(rig *g, int i) {
     if (i % 6 == 5) q.sampling.n_top_logprob = 0;
     q.stop_token = stop;
     q.n_stop_token = i % 2 ? 2 : 0;
+    /* More and more urgent. */
+    q.service = (enum hd_service)(HD_SERVICE_COUNT - 1 - i * HD_SERVICE_COUNT / N_REQUEST);
     q.on_event = on_event;
     q.user = a;
     assert_ok(hd_loop_submit(g->loop, &q, &a->id));
@@ -158,6 +165,7 @@ static void the_same_answers(bool has_slices) {
     static const char *const families[] = {"v3", "v2-lite-yarn", "llama"};
     static rig alone, behind;
     uint64_t n_page_moved = 0; /* while their requests ran */
+    int n_resume = 0;
     for (size_t f = 0; f < HD_COUNT_OF(families); f++) {
         hd_dev ref;
         assert_ok(hd_dev_open("ref", NULL, &ref));
@@ -173,6 +181,7 @@ static void the_same_answers(bool has_slices) {
         hd_loop_get_stats(behind.loop, &s);
         assert_true(s.n_preempt > 0);
         n_page_moved += s.n_page_moved;
+        n_resume += behind.n_resume;
         int n_kind[HD_FINISH_ERROR + 1] = {0};
         for (int i = 0; i < N_REQUEST; i++) {
             const answer *a = &alone.answer[i], *b = &behind.answer[i];
@@ -191,6 +200,7 @@ static void the_same_answers(bool has_slices) {
         close_rig(&behind);
     }
     assert_true(n_page_moved > 0);
+    assert_true(has_slices ? n_resume > 0 : n_resume == 0);
 }
 
 static void overlap_changes_no_token(void **state) {

@@ -734,6 +734,103 @@ static void a_prompt_that_is_left_alone_keeps_the_bound(void **state) {
     hd_profile_free(profile);
 }
 
+/* A prompt of this class whose tokens count up from `from`. */
+static hd_seq *classed(struct fixture *f, enum hd_service service, int from, int n_prompt) {
+    int32_t token[150];
+    for (int k = 0; k < n_prompt; k++) token[k] = from + k;
+    hd_seq_spec spec = {.prompt = token, .n_prompt = n_prompt, .n_new_max = 1, .service = service};
+    return submitted(f, hd_seq_new(&f->c, &spec));
+}
+
+/* Steps of the chunk that computes q, from layer to end: every other one. */
+static void expect_layers(struct fixture *f, const hd_seq *q, int layer, int end) {
+    while (layer < end) {
+        assert_int_equal(step(f), 1);
+        assert_int_equal(f->b.layer1, 0);
+        assert_true(step(f) > 1);
+        assert_int_equal(f->b.token[0], hd_seq_tokens(q)[0]);
+        assert_int_equal(f->b.layer0, layer);
+        layer = f->b.layer1;
+    }
+    assert_int_equal(layer, end);
+}
+
+/* A chunk pauses while a more urgent prompt is computed, whose layers are cut as well, and goes on
+ * where it was. A third one waits until that has ended. */
+static void a_more_urgent_prompt_overtakes_a_chunk(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    hd_profile *profile = test_slow_prompts(c.n_seq_max, c.n_row_max);
+    c.n_layer = 8;
+    c.profile = profile;
+    struct fixture f = setup(c);
+    hd_seq *a = submitted(&f, seq(&f, 0, 8, 80)), *q[3];
+    assert_int_equal(step(&f), 8);
+    q[2] = classed(&f, HD_SERVICE_BATCH, 1000, 64);
+    assert_int_equal(step(&f), 1);
+    assert_int_equal(step(&f), 64);
+    int layer = f.b.layer1;
+    assert_in_range(layer, 1, c.n_layer - 1);
+    q[1] = classed(&f, HD_SERVICE_STANDARD, 2000, 64);
+    assert_int_equal(step(&f), 1);
+    assert_int_equal(step(&f), 64);
+    assert_ptr_equal(hd_sched_seq_at(f.s, &f.b, 0), q[1]);
+    assert_int_equal(f.b.layer0, 0);
+    q[0] = classed(&f, HD_SERVICE_INTERACTIVE, 3000, 64);
+    expect_layers(&f, q[1], f.b.layer1, c.n_layer);
+    assert_int_equal(hd_seq_get_state(q[1]), HD_SEQ_DONE);
+    expect_layers(&f, q[0], 0, c.n_layer);
+    expect_layers(&f, q[2], layer, c.n_layer);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(hd_seq_get_state(q[i]), HD_SEQ_DONE);
+        hd_seq_free(q[i]);
+    }
+    hd_sched_finish(f.s, a);
+    hd_seq_free(a);
+    assert_int_equal(step(&f), 0);
+    teardown(&f);
+    hd_profile_free(profile);
+}
+
+/* Pages in use but for those of a, which decodes. */
+static int pages_beside(const struct fixture *f, const hd_seq *a) {
+    return stats(f).n_page_used - (hd_seq_n_computed(a) + 7) / 8;
+}
+
+/* Pages of a request that is cancelled while layers of its prompt are computed come back when the
+ * chunk has ended, or, when all of its requests are cancelled, before the next step. */
+static void pages_of_a_cancelled_prompt_come_back_with_its_chunk(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    hd_profile *profile = test_slow_prompts(c.n_seq_max, c.n_row_max);
+    c.n_layer = 64;
+    c.prefix_cache = false;
+    c.profile = profile;
+    for (int n_cancel = 1; n_cancel <= 2; n_cancel++) {
+        struct fixture f = setup(c);
+        hd_seq *a = submitted(&f, seq(&f, 0, 8, 80)), *q[2];
+        assert_int_equal(step(&f), 8);
+        for (int i = 0; i < 2; i++) q[i] = classed(&f, HD_SERVICE_STANDARD, 1000 + 100 * i, 32);
+        assert_int_equal(step(&f), 1);
+        assert_int_equal(step(&f), 64);
+        assert_in_range(f.b.layer1, 1, c.n_layer - 1);
+        for (int i = 0; i < n_cancel; i++) hd_sched_finish(f.s, q[i]);
+        assert_int_equal(pages_beside(&f, a), 8);
+        assert_int_equal(step(&f), 1);
+        assert_int_equal(pages_beside(&f, a), n_cancel == 2 ? 0 : 8);
+        while (n_cancel == 1 && hd_seq_get_state(q[1]) != HD_SEQ_DONE) {
+            assert_int_equal(pages_beside(&f, a), 8);
+            step(&f);
+        }
+        assert_int_equal(pages_beside(&f, a), 0);
+        hd_sched_finish(f.s, a);
+        hd_seq_free(a);
+        for (int i = 0; i < 2; i++) hd_seq_free(q[i]);
+        teardown(&f);
+    }
+    hd_profile_free(profile);
+}
+
 /* A prompt whose layers are being computed gives up no page; of the others it is still the least
  * urgent who does. */
 static void beside_a_chunk_the_least_urgent_is_preempted(void **state) {
@@ -795,6 +892,8 @@ int main(void) {
         cmocka_unit_test(a_static_batch_is_closed),
         cmocka_unit_test(a_prompt_beside_decoding_is_cut_by_layers),
         cmocka_unit_test(a_prompt_that_is_left_alone_keeps_the_bound),
+        cmocka_unit_test(a_more_urgent_prompt_overtakes_a_chunk),
+        cmocka_unit_test(pages_of_a_cancelled_prompt_come_back_with_its_chunk),
         cmocka_unit_test(beside_a_chunk_the_least_urgent_is_preempted),
         cmocka_unit_test(nothing_is_allocated_while_running),
     };

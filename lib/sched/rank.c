@@ -33,23 +33,14 @@ static int64_t out_tok_ns(const hd_sched *s, int pos) {
     return hd_profile_mean_ns(s->c.profile, &l) / n;
 }
 
-/* Prompt tokens of q that could be reused now. */
-static int n_cached(hd_sched *s, const hd_seq *q) {
-    if (!s->c.prefix_cache) return 0;
-    hd_prefix_ask ask = {.salt = q->salt,
-                         .token = q->token,
-                         .n_page = (q->n_prompt - 1) / s->c.page_tok,
-                         .rank = (int)q->service};
-    hd_prefix_wait wait;
-    return hd_prefix_match(s->prefix, &ask, s->path, &wait) * s->c.page_tok;
-}
-
 /* Predicts q's prompt alone; returns the work of all of q. */
 static int64_t predict(hd_sched *s, hd_seq *q) {
     int n_out = expected_out(s, q);
     if (!hd_sched_knows(s)) return (q->n_prompt + n_out) * UNKNOWN_TOK_NS;
-    int n_hit = n_cached(s, q);
+    int n_page;
     hd_step_load none = {0};
+    (void)hd_sched_match(s, q, &n_page);
+    int n_hit = n_page * s->c.page_tok;
     q->prompt_ns =
         hd_profile_prompt_ns(s->c.profile, &none, q->n_prompt - n_hit, n_hit, s->c.n_row_max);
     return q->prompt_ns + n_out * out_tok_ns(s, q->n_prompt + n_out / 2);

@@ -50,22 +50,17 @@ void hd_sched_reorder(hd_sched *s) {
 
 /* ---- waiting ones ---- */
 
+/* Nothing is remembered of what is looked at: it takes 21 ns a cached page (Zen 5), 70 us a plan
+ * for 32 beginnings of 1650 tokens, and only while slots are free. */
 enum {
     FAVOUR_LOOK = 32, /* of the first in line one is favoured */
     PASS_MAX = 16     /* so often is the first one passed by those */
 };
 
 /* Pages of q that are in the cache; -1: more of them soon, which it would wait for. */
-static int n_cached_page(hd_sched *s, const hd_seq *q) {
-    if (hd_prefix_is_pending(s->prefix, q->wait)) return -1;
-    hd_prefix_ask ask = {.salt = q->salt,
-                         .token = q->token,
-                         .form = q->admitted_ns < 0 ? NULL : q->form,
-                         .n_page = (hd_seq_n_known(q) - 1) / s->c.page_tok,
-                         .rank = q->bucket};
-    hd_prefix_wait wait;
-    int n = hd_prefix_match(s->prefix, &ask, s->path, &wait);
-    return wait.page < 0 ? n : -1;
+static int n_cached_page(hd_sched *s, hd_seq *q) {
+    int n;
+    return hd_sched_match(s, q, &n) ? n : -1;
 }
 
 hd_seq *hd_sched_favourite(hd_sched *s) {

@@ -139,6 +139,10 @@ hd_seq *hd_sched_aged(const hd_sched *s, int64_t now_ns);
 /* Renews the order of rows when it is time. */
 void hd_sched_reorder(hd_sched *s);
 
+/* Pages that q, which waits, could reuse: their number, and which in s->path. False: it waits for
+ * some that are promised (q->wait). */
+bool hd_sched_match(hd_sched *s, hd_seq *q, int *n_hit);
+
 /* Who of those that wait in the most urgent bucket is admitted before its first one, by the
  * policy; NULL: nobody, it is that one's turn. */
 hd_seq *hd_sched_favourite(hd_sched *s);

@@ -332,8 +332,7 @@ static bool waits_for_step(hd_sched *s, const struct plan *p, int n_row) {
     return true;
 }
 
-/* Pages that q could reuse: their number, s->path. False: it waits for some that are promised. */
-static bool match(hd_sched *s, hd_seq *q, int *n_hit) {
+bool hd_sched_match(hd_sched *s, hd_seq *q, int *n_hit) {
     *n_hit = 0;
     if (!s->c.prefix_cache) return true;
     if (hd_prefix_is_pending(s->prefix, q->wait)) return false;
@@ -352,7 +351,7 @@ static void make_way(hd_sched *s, struct plan *p) {
     hd_seq *q = hd_sched_next_waiting(s, NULL);
     int n_hit;
     if (!q || s->n_run == 0 || q->bucket >= p->bucket_end) return;
-    if (s->run[s->n_run - 1]->bucket <= q->bucket || !match(s, q, &n_hit)) return;
+    if (s->run[s->n_run - 1]->bucket <= q->bucket || !hd_sched_match(s, q, &n_hit)) return;
     while (s->n_run > 0 && s->run[s->n_run - 1]->bucket > q->bucket) {
         hd_seq *victim = cheapest(s, 0);
         if (!victim || victim->bucket <= q->bucket) return;
@@ -368,7 +367,7 @@ static enum admission admit(hd_sched *s, struct plan *p, hd_seq *q) {
     int n_hit;
     if (s->n_run == s->n_slot || (s->c.is_static && s->n_batch_left == 0)) return BLOCKED;
     if (hd_seq_n_known(q) < q->n_tok) return PASSED_OVER; /* preempted just now */
-    if (!match(s, q, &n_hit)) return PASSED_OVER;
+    if (!hd_sched_match(s, q, &n_hit)) return PASSED_OVER;
     if (!has_room(s, p, q, n_hit)) return BLOCKED;
     int n_hit_tok = n_hit * s->c.page_tok, n_left = q->n_tok - n_hit_tok;
     if (waits_for_step(s, p, n_left)) return BLOCKED;

@@ -127,6 +127,13 @@ isolation() {
         sim --trace "$OUT/disturbed.csv" --queue-timeout 0 --exact
         sim --trace "$OUT/disturbed.csv" --queue-timeout 0 --no-enable-chunked-context --max-num-batched-tokens "$LONG"
     done
+    # Prompts of class standard that come amid the layers of such as are batch.
+    { printf '%s\n' $HEADER
+        awk 'BEGIN { for (i = 0; i < 30; i++) print "0,16,400,,,interactive" }'
+        awk -v b="$LONG" -v s="$SLOW" 'BEGIN { for (i = 1; i <= 6; i++) {
+            printf "%g,%d,1,,,batch\n%g,400,1,,,standard\n", s * i * 0.5, b, s * (i * 0.5 + 0.2) } }'
+    } >"$OUT/between.csv"
+    sim --trace "$OUT/between.csv" --queue-timeout 0 --max-num-seqs 48 --max-num-batched-tokens "$LONG" $slo
     for n in 512 "$LONG"; do
         say "workspace of a step of $n tokens"
         start_server --max-num-batched-tokens "$n"

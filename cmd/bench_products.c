@@ -8,16 +8,16 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What is timed: a device with memory of its own is told many products before it is asked for a
- * result, and has sizes that fill it; the last is larger than its cache, for few rows. */
+/* What is timed; the last shape is larger than the cache, for few rows. A device with memory of its
+ * own is told many products before it is asked for a result, and has sizes that fill it. */
 enum { SHAPE_MAX = 4, ROW_COUNT_MAX = 9 };
 typedef struct extent {
     int shapes[SHAPE_MAX][2], n_shape;          /* out, in */
     int row_counts[ROW_COUNT_MAX], n_row_count; /* ascending */
     int width_max, n_op;                        /* n_op: products between two results */
 } extent;
-static const extent of_host = {.shapes = {{256, 256}, {1024, 1024}, {2048, 2048}},
-                               .n_shape = 3,
+static const extent of_host = {.shapes = {{256, 256}, {1024, 1024}, {2048, 2048}, {32768, 2048}},
+                               .n_shape = 4,
                                .row_counts = {1, 4, 16, 64, 256},
                                .n_row_count = 5,
                                .width_max = 2048,

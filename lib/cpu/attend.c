@@ -162,12 +162,11 @@ static void score_few(const part *p, const hd_cpu_block *b, const few *f, const 
     const hd_cpu_kernels *k = p->a->c->k;
     size_t panel = (size_t)p->a->n_key * HD_CPU_LANES;
     float s[FEW][HD_CPU_KV_BLOCK];
-    const void *row[HD_CPU_LANES];
+    const float *row[HD_CPU_LANES];
     for (int t = 0; t < b->n_t; t += HD_CPU_LANES) {
         int n = hd_cpu_least(b->n_t - t, HD_CPU_LANES);
         for (int i = 0; i < n; i++) row[i] = b->k + (size_t)(t + i) * b->ldk;
-        k->unpack(HD_F32, row, n, 0, p->a->n_key, p->t->kt + (size_t)t / HD_CPU_LANES * panel,
-                  HD_CPU_LANES);
+        k->lanes(row, n, p->a->n_key, p->t->kt + (size_t)t / HD_CPU_LANES * panel, HD_CPU_LANES);
     }
     k->strided(&(hd_cpu_strided){.n_row = f->n,
                                  .n_k = p->a->n_key,
@@ -353,12 +352,12 @@ static part begin_part(const hd_cpu_attention *a, const hd_cpu_group *g, int uni
     int n = n_query(a, g);
     for (int q = 0; q < n; q++) {
         int row = row_of(&p, q);
-        t->ptr[q] = a->query(a, row, unit, q % a->n_each);
+        t->a[q] = a->query(a, row, unit, q % a->n_each);
         t->pos[q] = a->batch->pos[row];
     }
     for (int q = 0; q < n; q += HD_CPU_LANES)
-        a->c->k->unpack(HD_F32, t->ptr + q, hd_cpu_least(n - q, HD_CPU_LANES), 0, a->n_key,
-                        t->qt + (size_t)q * (size_t)a->n_key, HD_CPU_LANES);
+        a->c->k->lanes(t->a + q, hd_cpu_least(n - q, HD_CPU_LANES), a->n_key,
+                       t->qt + (size_t)q * (size_t)a->n_key, HD_CPU_LANES);
     if (a->begin != NULL) a->begin(a, t, unit);
     return p;
 }

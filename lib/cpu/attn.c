@@ -25,7 +25,7 @@ static void latent_row(void *ctx, int row, int thread) {
     if (a->q == NULL) {
         float *qa = j->c->a + (size_t)row * (size_t)a->q_a->n_out;
         k->norm(qa, a->q_a_norm, a->lora_eps, a->q_a->n_out, qa);
-        if (a->q_b->prepared != NULL)
+        if (hd_cpu_takes_integers(a->q_b))
             k->quantise(qa, a->q_a->n_out, j->q.is_wide, hd_cpu_qrow(&j->q, row));
     }
     int width = a->n_c + a->n_rope;
@@ -240,7 +240,7 @@ static void run_heads(const wave *w, bool is_out) {
     head_inputs in = {.c = c, .x = op->q, .ld = h_n * q_width, .ld_head = q_width, .row = w->row};
     if (is_out) in.x = c->u, in.ld = h_n * ldu, in.ld_head = ldu, in.row = NULL;
     in.n_head = op->n_head;
-    if (b->prepared != NULL) {
+    if (hd_cpu_takes_integers(b)) {
         int n_row = (is_out ? w->n : op->batch->n_row) * op->n_head;
         in.q = hd_cpu_qrows_of(c, HD_CPU_WIDE, 0, n_row, b->n_in);
         hd_cpu_rows(c, w->n, op->n_head * b->n_in, quantise_heads, &in);
@@ -249,7 +249,7 @@ static void run_heads(const wave *w, bool is_out) {
         hd_cpu_mul *m = &c->mul[h];
         *m = (hd_cpu_mul){.w = b, .mat = h, .is_exact = true, .n_row = w->n, .xq = in.q};
         m->x = in.x + (size_t)h * in.ld_head, m->ldx = in.ld, m->x_row = in.row;
-        m->xq.row0 = b->prepared != NULL ? hd_cpu_qrow(&in.q, h) : NULL;
+        m->xq.row0 = hd_cpu_takes_integers(b) ? hd_cpu_qrow(&in.q, h) : NULL;
         m->xq.row_bytes = h_n * in.q.row_bytes;
         if (is_out)
             m->y = op->out + (size_t)h * n_v, m->ldy = h_n * n_v, m->y_row = w->row;

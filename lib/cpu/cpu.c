@@ -71,9 +71,9 @@ static uint64_t cpu_kv_lost(void *ctx) {
 
 static const char *cpu_kernel(void *ctx, enum hd_op op, enum hd_format f) {
     const hd_cpu *c = ctx;
-    bool is_read_plain = op == HD_OP_embed || op == HD_OP_route;
-    if (hd_cpu_is_packed(f) && !is_read_plain) return c->k->integers;
-    return hd_cpu_is_native(f) ? c->k->floats : c->k->decoded;
+    bool is_in_floats = op == HD_OP_embed || op == HD_OP_route;
+    if (hd_cpu_is_packed(f) && !is_in_floats) return c->k->integers;
+    return hd_cpu_is_float(f) ? c->k->floats : c->k->decoded;
 }
 
 static hd_status cpu_alloc(void *ctx, size_t n_byte, void **out) {

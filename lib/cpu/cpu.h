@@ -20,12 +20,12 @@ typedef struct hd_cpu_scratch {
     float *panel;    /* [HD_CPU_KDECODE, HD_CPU_STRIP] unpacked weights */
     float *decoded;  /* [HD_CPU_LANES, HD_CPU_KDECODE] weights between two formats */
     float *c[2];     /* [HD_CPU_ROWS, HD_CPU_STRIP] products before they go where they belong */
-    const float **a; /* [n_ptr] row pointers */
-    float **c_row;   /* [n_ptr] */
+    const float **a; /* [HD_CPU_ROWS], [n_query] row pointers */
+    float **c_row;   /* [HD_CPU_ROWS] */
     const unsigned char **xq; /* [HD_CPU_ROWS] */
-    const void **w;           /* [n_ptr] weight or cache rows */
+    const void **w;           /* [HD_CPU_STRIP] rows of weights */
     /* Attention (attend.c): */
-    const void **ptr;   /* [n_query] or more */
+    const void **ptr;   /* [HD_CPU_KV_BLOCK] cache rows */
     int *pos;           /* [n_query] last position that each query sees */
     float *qt;          /* [pad(queries)/16, n_key, 16] queries, across lanes */
     float *rows;        /* [64, pad(n_c+n_rope)] cache rows, decoded */
@@ -50,12 +50,12 @@ typedef struct hd_cpu_mul {
     const hd_weight *w;  /* matrix `mat` of it */
     const hd_weight *up; /* not NULL: y = silu(w x) * (up x) */
     int mat;
-    bool is_exact; /* 16-bit activations for repacked weights of any format */
+    bool is_exact; /* 16-bit activations for quantised weights of any format */
     int n_row;
     const float *x; /* [., ldx] */
     size_t ldx;
     const int32_t *x_row; /* [n_row] rows of x and xq; NULL: 0, 1, 2, ... */
-    hd_cpu_qrows xq;      /* the same rows, quantised; for repacked weights */
+    hd_cpu_qrows xq;      /* the same rows, quantised; for weights that take integers */
     float *y;             /* [., ldy] */
     size_t ldy;
     const int32_t *y_row; /* as x_row */
@@ -122,14 +122,10 @@ static inline size_t hd_cpu_pad(int n) {
 
 /* ---- Weights as floats (decode.c) ---- */
 
-/* Whether the kernels read this format where it lies. */
-static inline bool hd_cpu_is_native(enum hd_format f) {
-    return f == HD_F32 || f == HD_F16 || f == HD_BF16 || f == HD_F8_B128;
-}
 /* n weights, whole blocks, of any format. */
 void hd_cpu_decode(const hd_cpu *c, enum hd_format f, const void *src, float *dst, int n);
-/* As the kernels' unpack, for any format as it lies. k0 is a multiple of HD_CPU_KDECODE, or of
- * HD_CPU_KBLOCK when the format is native. */
+/* As the kernels' unpack, for rows of any format as they lie; zeros past the last. k0 is a multiple
+ * of HD_CPU_KDECODE. */
 typedef struct hd_cpu_unpacking {
     enum hd_format format;
     const void *const *row; /* [n_row] */
@@ -137,7 +133,7 @@ typedef struct hd_cpu_unpacking {
     float *panel; /* [n_k, ld] */
     size_t ld;
 } hd_cpu_unpacking;
-void hd_cpu_unpack(const hd_cpu *c, const hd_cpu_scratch *t, const hd_cpu_unpacking *u);
+void hd_cpu_unpack_rows(const hd_cpu *c, const hd_cpu_scratch *t, const hd_cpu_unpacking *u);
 /* Outputs o0 (a multiple of 16) .. o0 + 15 of a matrix, repacked or not, zeros past the last: panel
  * [n_in, 16]. */
 void hd_cpu_unpack_lanes(const hd_cpu *c, hd_cpu_scratch *t, const hd_weight *w, int mat, int o0,
@@ -147,15 +143,17 @@ void hd_cpu_unpack_lanes(const hd_cpu *c, hd_cpu_scratch *t, const hd_weight *w,
 
 void hd_cpu_store_open(hd_cpu *c);
 void hd_cpu_store_close(hd_cpu *c); /* nothing is prepared any more */
-/* Repacks a weight unless it is read as it lies; undone by hd_cpu_release. HD_E_IO: its file. */
+/* Repacks a weight unless it is plain or of a format for which pack.h has no strips; undone by
+ * hd_cpu_release. HD_E_IO: its file. */
 hd_status hd_cpu_prepare(void *ctx, hd_weight *w);
 hd_status hd_cpu_settle(void *ctx);
 void hd_cpu_release(void *ctx, hd_weight *w);
 size_t hd_cpu_image_bytes(void *ctx, const hd_weight *w);
-/* The strips of a matrix of a weight that is repacked. */
-static inline const unsigned char *hd_cpu_strips(const hd_weight *w, int mat) {
+/* Of a weight that is repacked, the strip of outputs o (a multiple of 16) and on. */
+static inline const unsigned char *hd_cpu_strip_at(const hd_weight *w, int mat, int o) {
     return (const unsigned char *)w->prepared +
-           (size_t)mat * hd_cpu_packed_bytes(w->format, w->n_in, w->n_out);
+           (size_t)mat * hd_cpu_packed_bytes(w->format, w->n_in, w->n_out) +
+           (size_t)(o / HD_CPU_STRIP_OUT) * hd_cpu_strip_bytes(w->format, w->n_in);
 }
 
 /* ---- Products (mul.c) ---- */
@@ -163,8 +161,11 @@ static inline const unsigned char *hd_cpu_strips(const hd_weight *w, int mat) {
 /* What a weight multiplies: rows of floats, or of integers of 8 or of 16 bits (docs/precision.md).
  * Of several weights, the most. */
 enum hd_cpu_input { HD_CPU_FLOAT, HD_CPU_NARROW, HD_CPU_WIDE };
+static inline bool hd_cpu_takes_integers(const hd_weight *w) {
+    return w->prepared != NULL && hd_cpu_is_packed(w->format);
+}
 static inline enum hd_cpu_input hd_cpu_input_of(const hd_cpu *c, const hd_weight *w) {
-    if (w == NULL || w->prepared == NULL) return HD_CPU_FLOAT;
+    if (w == NULL || !hd_cpu_takes_integers(w)) return HD_CPU_FLOAT;
     return c->is_wide || w->format == HD_Q8_0 ? HD_CPU_WIDE : HD_CPU_NARROW;
 }
 static inline enum hd_cpu_input hd_cpu_input_of_both(const hd_cpu *c, const hd_weight *a,

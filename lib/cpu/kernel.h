@@ -5,11 +5,11 @@
  * never depends on the other rows, on how outputs are split, or on which thread computes it. (The
  * scalar level multiplies and adds with two roundings; the order is the same.)
  *
- * Quantised weights are repacked when they are loaded (cpu/pack.h) and meet quantised activations.
- * Others are read where they lie, [n_out, n_in] in their file format: `unpack` turns a block of
- * them into a panel with outputs across vector lanes, once for all rows, and the product runs on
- * the panel; of those there is no copy. Thread: any; kernels hold no state and allocate
- * nothing. All float buffers 64-byte aligned. */
+ * Weights are repacked when they are loaded (cpu/pack.h). Quantised ones meet quantised
+ * activations. Floats meet some rows as they are read, again for the next rows; where that takes
+ * longer `unpack` turns a block of them into a panel with outputs across vector lanes, once for all
+ * rows, and the product runs on the panel.
+ * Thread: any; kernels hold no state and allocate nothing. All float buffers 64-byte aligned. */
 #ifndef HD_CPU_KERNEL_H
 #define HD_CPU_KERNEL_H
 
@@ -22,11 +22,11 @@
 #include <stdint.h>
 
 #define HD_CPU_LANES 16    /* outputs are padded to a multiple of this in panels and products */
-#define HD_CPU_STRIP 64    /* most outputs unpacked together */
+#define HD_CPU_STRIP 64    /* most outputs of one product call */
 #define HD_CPU_KBLOCK 128  /* inputs unpacked together: 32 KiB of panel, level-1 cache */
-#define HD_CPU_KDECODE 256 /* the same of formats that are decoded first: whole blocks of any */
+#define HD_CPU_KDECODE 256 /* the same of rows as they lie: whole blocks of any format */
 #define HD_CPU_ROWS 256    /* most rows of one product call */
-#define HD_CPU_STREAM_ROWS 4
+#define HD_CPU_FP8_ROWS 6  /* more are worth a panel of FP8 weights, which take long to decode */
 
 /* c[r][o] (+)= sum over k of a[r][a_off + k*a_step] * b[k*ldb + o], o < n_lane (multiple of 16). */
 typedef struct hd_cpu_product {
@@ -39,18 +39,25 @@ typedef struct hd_cpu_product {
     bool is_sum;     /* add to what c holds; else c is overwritten */
 } hd_cpu_product;
 
-/* The same of few rows and of weights as they lie, without a panel: c[r][o] (+)= sum over k of
- * a[r][k] * element k of row[o], k0 <= k < k0 + n_k; the same sums. */
+/* The same of strips of floats, without a panel: c[r][o] = sum over k of a[r][k] * weight k of
+ * output o; the same sums. */
 typedef struct hd_cpu_stream {
-    enum hd_format format;  /* as unpack's */
-    const void *const *row; /* [n_out] weights */
-    int n_out;              /* multiple of 16 */
-    int n_row;              /* at most HD_CPU_STREAM_ROWS */
-    int k0, n_k;            /* multiples of 32; of FP8's blocks of 128 */
-    const float *const *a;  /* [n_row] */
-    float *const *c;        /* [n_row], 64-byte aligned */
-    bool is_sum;
+    enum hd_format format;
+    int n_row, n_in, n_strip;   /* n_strip: 1 to 4 */
+    const unsigned char *strip; /* the first; the others follow it */
+    const unsigned char *next;  /* what is read after them: it is asked for on the way */
+    const float *const *a;      /* [n_row] */
+    float *const *c;            /* [n_row], 64-byte aligned */
 } hd_cpu_stream;
+
+/* panel[(k - k0) * ld + o] = weight k of output o of strips of floats, k0 <= k < k0 + n_k. */
+typedef struct hd_cpu_unpack {
+    enum hd_format format;
+    int n_in, n_strip, k0, n_k; /* k0: a multiple of 128; n_k, too, or up to n_in */
+    const unsigned char *strip;
+    float *panel;
+    size_t ld;
+} hd_cpu_unpack;
 
 /* 32 activations as integers. x = d * q with |q| <= 127; and of rows that are wide, which some
  * weights need (docs/precision.md), x = wide.d * n with |n| <= 32512, n = 256 q + lower: what is
@@ -91,7 +98,7 @@ typedef struct hd_cpu_packed_product {
     float *c;                      /* [n_row, HD_CPU_STRIP], 16 of each row for a strip */
 } hd_cpu_packed_product;
 
-/* panel[k * ld + o] = weight k of output o of a strip. */
+/* panel[k * ld + o] = weight k of output o of a strip of quantised weights. */
 typedef struct hd_cpu_packed_unpack {
     enum hd_format format;
     int n_in;
@@ -137,15 +144,14 @@ typedef struct hd_cpu_merging {
 
 typedef struct hd_cpu_kernels {
     const char *name, *title; /* option value; for people */
-    /* For people, too: what multiplies repacked weights; floats as they lie; what is decoded. */
+    /* For people, too: what multiplies quantised weights; floats; what is decoded. */
     const char *integers, *floats, *decoded;
-    /* panel[k*ld + o] = element k0+k of row[o], k < n_k; lanes from n_row up to the next multiple
-     * of 16 become 0, as do rows that are NULL. F32, F16, BF16, and FP8 by blocks of 128. k0 is a
-     * multiple of 32; of FP8 k0 and n_k of 128. Reads no byte outside the elements named. */
-    void (*unpack)(enum hd_format f, const void *const *row, int n_row, int k0, int n_k,
-                   float *panel, size_t ld);
+    /* panel[k*ld + o] = row[o][k], k < n; lanes from n_row up to the next multiple of 16 become 0.
+     * Reads no byte outside the elements named. */
+    void (*lanes)(const float *const *row, int n_row, int n, float *panel, size_t ld);
     void (*product)(const hd_cpu_product *p);
     void (*stream)(const hd_cpu_stream *s);
+    void (*unpack)(const hd_cpu_unpack *u);
     void (*packed_product)(const hd_cpu_packed_product *p);
     void (*packed_unpack)(const hd_cpu_packed_unpack *u);
     /* x[n] into n/32 blocks. */

@@ -8,7 +8,6 @@
 
 #include "cpu/kernel_codes.h"
 
-#define UNROLL_STEP _Pragma("GCC unroll 64")
 #define VP (HD_CPU_LANES / VN) /* vectors a panel of 16 lanes */
 
 /* ---- Products ---- */
@@ -66,7 +65,7 @@ static void product(const hd_cpu_product *p) {
 #endif
 }
 
-/* ---- Unpacking: VN rows x VN inputs at a time, transposed in registers ---- */
+/* ---- Rows across lanes: VN rows x VN elements at a time, transposed in registers ---- */
 
 ALWAYS V decode_lanes(enum hd_format f, const unsigned char *row, int k) {
     size_t at = (size_t)k;
@@ -77,7 +76,7 @@ ALWAYS V decode_lanes(enum hd_format f, const unsigned char *row, int k) {
     }
 }
 
-/* The last n < VN inputs of a row, zeros after them. */
+/* The last n < VN elements of a row, zeros after them. */
 ALWAYS V decode_tail(enum hd_format f, const unsigned char *row, int k, int n) {
     size_t width = f == HD_F32 ? 4 : 2;
     unsigned char part[VN * 4] = {0};
@@ -85,158 +84,174 @@ ALWAYS V decode_tail(enum hd_format f, const unsigned char *row, int k, int n) {
     return decode_lanes(f, part, 0);
 }
 
-/* Keeps gcc from holding a block's 32 stores back over the loop, which spills every register: 1.6
- * times slower on BF16 (gcc 12). */
+/* Keeps gcc from holding a block's stores back over the loop, which spills every register: 1.6
+ * times slower (gcc 12). */
 #define SETTLE() __atomic_signal_fence(__ATOMIC_SEQ_CST)
 
-/* What fits a float-sized element travels as one through the transpose, so that there are fewer
- * shuffles: two BF16 values, or four FP8 codes. Inputs of a step, then: */
-ALWAYS int step_of(enum hd_format f) {
-    return f == HD_BF16 ? 2 * VN : f == HD_F8_B128 ? 4 * VN : VN;
-}
-
-/* VN rows from input k on, transposed; rows that are NULL, or from n_row on, are zeros. */
-ALWAYS void load_step(enum hd_format f, const void *const *row, int n_row, bool is_full, int k,
-                      V *v) {
-    size_t at = f == HD_F8_B128 ? (size_t)k / 128 * 132 + 4 + (size_t)k % 128 : 2 * (size_t)k;
-    UNROLL for (int i = 0; i < VN; i++) {
-        if (!is_full && (i >= n_row || row[i] == 0))
-            v[i] = v_set(0);
-        else if (f == HD_BF16 || f == HD_F8_B128)
-            v[i] = v_decode_f32((const unsigned char *)row[i] + at);
-        else
-            v[i] = decode_lanes(f, row[i], k);
-    }
-    v_transpose(v);
-}
-
-/* Of FP8: the scales of VN rows' blocks at input k, which are no numbers in a row of which v has a
- * code that is none: one such weight makes all that follows from it no number. */
-ALWAYS V load_step_scale(const void *const *row, int n_row, bool is_full, int k, const V *v) {
-    float scale[VN];
-    UNROLL for (int i = 0; i < VN; i++) {
-        scale[i] = 0;
-        if (is_full || (i < n_row && row[i] != 0))
-            __builtin_memcpy(&scale[i], (const unsigned char *)row[i] + (size_t)k / 128 * 132, 4);
-    }
-    W top = {0};
-    UNROLL for (int i = 0; i < VN; i++) top |= ((W)v[i] & 0x7F7F7F7Fu) + 0x01010101u;
-    W is_nan = (W)((top & 0x80808080u) != 0);
-    return (V)((is_nan & 0x7FC00000u) | (~is_nan & (W)v_load(scale)));
-}
-
-/* Input i of a step. An FP8 code's bits, moved to where a float has its sign, exponent and
- * fraction, are its value times 2^-120: also of subnormal codes. */
-ALWAYS V step_input(enum hd_format f, const V *v, V scale, int i) {
-    if (f == HD_BF16) return i % 2 == 0 ? v_low_bf16(v[i / 2]) : v_high_bf16(v[i / 2]);
-    if (f != HD_F8_B128) return v[i];
-    typedef int32_t ints __attribute__((vector_size(sizeof(W))));
-    ints bits = (ints)((W)v[i / 4] << (24 - 8 * (i % 4))) >> 4;
-    return (V)((W)bits & 0x87F00000u) * v_set(0x1p120f) * scale;
-}
-
-ALWAYS void unpack_lanes(enum hd_format f, const void *const *row, int n_row, bool is_full, int k0,
-                         int n_k, float *panel, size_t ld) {
-    V v[VN], scale = v_set(0);
-    int k = 0, n_step = step_of(f);
-    for (; k + n_step <= n_k; k += n_step) {
-        load_step(f, row, n_row, is_full, k0 + k, v);
-        if (f == HD_F8_B128) scale = load_step_scale(row, n_row, is_full, k0 + k, v);
-        UNROLL_STEP for (int i = 0; i < n_step; i++, panel += ld)
-            v_store(panel, step_input(f, v, scale, i));
-        SETTLE();
-    }
-    for (; k + VN <= n_k; k += VN) { /* BF16, half of a step */
-        UNROLL for (int i = 0; i < VN; i++) v[i] =
-            is_full || (i < n_row && row[i] != 0) ? decode_lanes(f, row[i], k0 + k) : v_set(0);
+ALWAYS void few_lanes(const float *const *row, int n_row, int n, float *panel, size_t ld) {
+    V v[VN];
+    int k = 0, tail = n % VN;
+    for (; k < n - tail; k += VN) {
+        UNROLL for (int i = 0; i < VN; i++) v[i] = i < n_row ? v_load(row[i] + k) : v_set(0);
         v_transpose(v);
         UNROLL for (int i = 0; i < VN; i++, panel += ld) v_store(panel, v[i]);
+        SETTLE();
     }
-    int tail = n_k - k;
     if (tail == 0) return;
-    for (int i = 0; i < VN; i++)
-        v[i] = i < n_row && row[i] != 0 ? decode_tail(f, row[i], k0 + k, tail) : v_set(0);
+    for (int i = 0; i < VN; i++) {
+        const unsigned char *from = (const void *)row[i < n_row ? i : 0];
+        v[i] = i < n_row ? decode_tail(HD_F32, from, k, tail) : v_set(0);
+    }
     v_transpose(v);
     for (int i = 0; i < tail; i++, panel += ld) v_store(panel, v[i]);
 }
 
-ALWAYS void unpack_as(enum hd_format f, const void *const *row, int n_row, int k0, int n_k,
-                      float *panel, size_t ld) {
+static void lanes(const float *const *row, int n_row, int n, float *panel, size_t ld) {
     int n_lane = (n_row + HD_CPU_LANES - 1) / HD_CPU_LANES * HD_CPU_LANES;
     for (int o = 0; o < n_lane; o += VN) {
-        bool is_full = n_row - o >= VN;
-        for (int i = 0; is_full && i < VN; i++) is_full = row[o + i] != 0;
-        if (is_full)
-            unpack_lanes(f, row + o, VN, true, k0, n_k, panel + o, ld);
+        if (n_row - o >= VN)
+            few_lanes(row + o, VN, n, panel + o, ld);
         else
-            unpack_lanes(f, row + o, n_row - o, false, k0, n_k, panel + o, ld);
+            few_lanes(row + o, n_row - o, n, panel + o, ld);
     }
 }
 
-static void unpack(enum hd_format f, const void *const *row, int n_row, int k0, int n_k,
-                   float *panel, size_t ld) {
-    switch (f) {
-    case HD_F32: unpack_as(HD_F32, row, n_row, k0, n_k, panel, ld); break;
-    case HD_F16: unpack_as(HD_F16, row, n_row, k0, n_k, panel, ld); break;
-    case HD_F8_B128: unpack_as(HD_F8_B128, row, n_row, k0, n_k, panel, ld); break;
-    default: unpack_as(HD_BF16, row, n_row, k0, n_k, panel, ld); break;
+/* ---- Strips of floats ---- */
+
+/* Input i of the words of VN outputs. An FP8 code's bits, moved to where a float has its sign,
+ * exponent and fraction, are its value times 2^-120: also of subnormal codes. */
+ALWAYS V word_input(enum hd_format f, const unsigned char *word, V scale, int i) {
+    if (f == HD_F32) return v_decode_f32(word);
+    if (f == HD_F16) return v_decode_f16(word + 2 * HD_CPU_STRIP_OUT * i);
+    if (f == HD_BF16) return (V)(i == 0 ? w_load(word) << 16 : w_load(word) & 0xFFFF0000u);
+    typedef int32_t ints __attribute__((vector_size(sizeof(W))));
+    ints bits = (ints)(w_load(word) << (24 - 8 * i)) >> 4;
+    return (V)((W)bits & 0x87F00000u) * v_set(0x1p120f) * scale;
+}
+
+/* Bytes from one lane to the next. */
+ALWAYS int lane_bytes(enum hd_format f) { return f == HD_F16 ? 2 : 4; }
+
+ALWAYS void unpack_lanes(enum hd_format f, const hd_cpu_unpack *u, const unsigned char *strip,
+                         float *panel) {
+    int per = hd_cpu_word_inputs(f), k = 0;
+    const unsigned char *word = strip;
+    V scale = v_set(0);
+    if (f == HD_F8_B128)
+        word += (size_t)u->k0 / 128 * 33 * 64;
+    else
+        word += (size_t)u->k0 / (size_t)per * 64;
+    for (; k + per <= u->n_k; k += per, word += 64) {
+        if (f == HD_F8_B128 && k % 128 == 0) scale = v_decode_f32(word), word += 64;
+        UNROLL for (int i = 0; i < per; i++, panel += u->ld)
+            v_store(panel, word_input(f, word, scale, i));
+    }
+    if (k < u->n_k) v_store(panel, word_input(f, word, scale, 0)); /* one of two */
+}
+
+ALWAYS void unpack_as(enum hd_format f, const hd_cpu_unpack *u) {
+    size_t n_byte = hd_cpu_strip_bytes(f, u->n_in);
+    for (int o = 0; o < u->n_strip * HD_CPU_STRIP_OUT; o += VN)
+        unpack_lanes(f, u,
+                     u->strip + (size_t)(o / HD_CPU_STRIP_OUT) * n_byte +
+                         o % HD_CPU_STRIP_OUT * lane_bytes(f),
+                     u->panel + o);
+}
+
+static void unpack(const hd_cpu_unpack *u) {
+    switch (u->format) {
+    case HD_F32: unpack_as(HD_F32, u); break;
+    case HD_F16: unpack_as(HD_F16, u); break;
+    case HD_F8_B128: unpack_as(HD_F8_B128, u); break;
+    default: unpack_as(HD_BF16, u); break;
     }
 }
 
-/* ---- Few rows: from the transpose straight into the sums ---- */
+/* Vectors of outputs whose sums go on side by side, as one sum alone would wait for itself. */
+#define STREAM_VECTORS (VN == 8 ? 2 : 4) /* eight lanes come with half of the registers */
 
-/* Outputs whose sums go on side by side, as one sum alone waits for itself. */
-#define STREAM_PANELS (HD_CPU_STRIP / VN)
+/* How far ahead of its reading a strip is asked for. */
+#define STREAM_AHEAD 2048
 
-/* Element j of the transposed steps of n_v vectors of outputs, times the rows' inputs. */
-ALWAYS void stream_sums(enum hd_format f, const hd_cpu_stream *s, int k, int o, int n_v, int n_row,
-                        const V t[STREAM_PANELS][VN], const V *scale) {
-    enum { most = 4 };
-    V acc[most][HD_CPU_STREAM_ROWS];
-    const float *x[HD_CPU_STREAM_ROWS];
-    bool is_first = k == s->k0 && !s->is_sum;
-    int per = step_of(f) / VN;
-    UNROLL for (int r = 0; r < n_row; r++) {
-        x[r] = s->a[r] + k;
-        UNROLL for (int v = 0; v < n_v; v++) acc[v][r] =
-            is_first ? v_set(0) : v_load(s->c[r] + o + v * VN);
-    }
-    for (int j = 0; j < VN; j++) {
-        UNROLL for (int i = 0; i < per; i++) {
-            UNROLL for (int v = 0; v < n_v; v++) {
-                V w = step_input(f, t[v] + j, scale[v], i);
-                UNROLL for (int r = 0; r < n_row; r++) acc[v][r] =
-                    v_fma(v_set(x[r][j * per + i]), w, acc[v][r]);
-            }
+typedef struct stream_sums {
+    const unsigned char *strip[STREAM_VECTORS]; /* the vector's part of it */
+    size_t at;                                  /* bytes of the strips read so far, */
+    size_t turn;                                /* and from which on the next ones are asked for, */
+    ptrdiff_t ahead, to_next;                   /* that far from what is read */
+    const float *x[TILE_ROWS];
+    V scale[STREAM_VECTORS], acc[STREAM_VECTORS][TILE_ROWS];
+} stream_sums;
+
+ALWAYS void stream_on(stream_sums *t, int n_v) {
+    UNROLL for (int v = 0; v < n_v; v += HD_CPU_STRIP_OUT / VN)
+        __builtin_prefetch(t->strip[v] + t->at + t->ahead, 0, 3);
+    t->at += 64;
+    if (t->at == t->turn) t->ahead += t->to_next;
+}
+
+/* n_k inputs of a word, from k on. */
+ALWAYS void stream_word(enum hd_format f, stream_sums *t, int k, int n_k, int n_v, int n_row) {
+    UNROLL for (int i = 0; i < n_k; i++) {
+        UNROLL for (int v = 0; v < n_v; v++) {
+            V w = word_input(f, t->strip[v] + t->at, t->scale[v], i);
+            UNROLL for (int r = 0; r < n_row; r++) t->acc[v][r] =
+                v_fma(v_set(t->x[r][k + i]), w, t->acc[v][r]);
         }
     }
+    stream_on(t, n_v);
+}
+
+/* n_v vectors of outputs from `lane` on. */
+ALWAYS void stream_lanes(enum hd_format f, const hd_cpu_stream *s, int lane, int n_v, int row0,
+                         int n_row) {
+    size_t n_byte = hd_cpu_strip_bytes(f, s->n_in);
+    int per = hd_cpu_word_inputs(f), n_each = f == HD_F8_B128 ? 128 : s->n_in;
+    int end = lane + n_v * VN, n_lane = s->n_strip * HD_CPU_STRIP_OUT;
+    const unsigned char *first = s->strip + (size_t)(lane / HD_CPU_STRIP_OUT) * n_byte;
+    const unsigned char *next =
+        end < n_lane ? s->strip + (size_t)(end / HD_CPU_STRIP_OUT) * n_byte : s->next;
+    stream_sums t = {.turn = n_byte > STREAM_AHEAD ? n_byte - STREAM_AHEAD : 64,
+                     .ahead = STREAM_AHEAD,
+                     .to_next = next - first - (ptrdiff_t)n_byte};
+    UNROLL for (int v = 0; v < n_v; v++) {
+        int o = lane + v * VN;
+        t.strip[v] = s->strip + (size_t)(o / HD_CPU_STRIP_OUT) * n_byte +
+                     o % HD_CPU_STRIP_OUT * lane_bytes(f);
+        UNROLL for (int r = 0; r < n_row; r++) t.acc[v][r] = v_set(0);
+    }
+    UNROLL for (int r = 0; r < n_row; r++) t.x[r] = s->a[row0 + r];
+    for (int k = 0, k_end; k < s->n_in;) {
+        if (f == HD_F8_B128) {
+            UNROLL for (int v = 0; v < n_v; v++) t.scale[v] = v_decode_f32(t.strip[v] + t.at);
+            stream_on(&t, n_v);
+        }
+        for (k_end = k + n_each; k + per <= k_end; k += per) stream_word(f, &t, k, per, n_v, n_row);
+        if (k < k_end) stream_word(f, &t, k++, 1, n_v, n_row); /* one of two */
+    }
     UNROLL for (int r = 0; r < n_row; r++) {
-        UNROLL for (int v = 0; v < n_v; v++) v_store(s->c[r] + o + v * VN, acc[v][r]);
+        UNROLL for (int v = 0; v < n_v; v++) v_store(s->c[row0 + r] + lane + v * VN, t.acc[v][r]);
     }
 }
 
-ALWAYS void stream_rows(enum hd_format f, const hd_cpu_stream *s, int n_row) {
-    V t[STREAM_PANELS][VN], scale[STREAM_PANELS];
-    int n_step = step_of(f), n_v = n_row > 2 && VN < 16 ? 2 : 4;
-    for (int k = s->k0; k < s->k0 + s->n_k; k += n_step) {
-        for (int v = 0; v * VN < s->n_out; v++) {
-            load_step(f, s->row + v * VN, VN, true, k, t[v]);
-            scale[v] =
-                f == HD_F8_B128 ? load_step_scale(s->row + v * VN, VN, true, k, t[v]) : v_set(0);
-            SETTLE();
-        }
-        int v = 0, n = s->n_out / VN;
-        for (; v + n_v <= n; v += n_v) stream_sums(f, s, k, v * VN, n_v, n_row, t + v, scale + v);
-        for (; v < n; v++) stream_sums(f, s, k, v * VN, 1, n_row, t + v, scale + v);
-    }
+/* Rows row0 .. row0 + n_row. */
+ALWAYS void stream_rows(enum hd_format f, const hd_cpu_stream *s, int row0, int n_row) {
+    int n_v = STREAM_VECTORS, lane = 0, n_lane = s->n_strip * HD_CPU_STRIP_OUT;
+    for (; lane + n_v * VN <= n_lane; lane += n_v * VN) stream_lanes(f, s, lane, n_v, row0, n_row);
+    for (; lane < n_lane; lane += VN) stream_lanes(f, s, lane, 1, row0, n_row);
 }
 
 ALWAYS void stream_as(enum hd_format f, const hd_cpu_stream *s) {
-    switch (s->n_row) {
-    case 1: stream_rows(f, s, 1); break;
-    case 2: stream_rows(f, s, 2); break;
-    case 3: stream_rows(f, s, 3); break;
-    default: stream_rows(f, s, 4); break;
+    int r = 0;
+    for (; r + TILE_ROWS <= s->n_row; r += TILE_ROWS) stream_rows(f, s, r, TILE_ROWS);
+    switch (s->n_row - r) {
+#if TILE_ROWS > 3
+    case 5: stream_rows(f, s, r, 5); break;
+    case 4: stream_rows(f, s, r, 4); break;
+    case 3: stream_rows(f, s, r, 3); break;
+    case 2: stream_rows(f, s, r, 2); break;
+#endif
+    case 1: stream_rows(f, s, r, 1); break;
+    default: break;
     }
 }
 

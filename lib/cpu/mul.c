@@ -1,10 +1,9 @@
 /* Products of weights with rows of activations, split over threads by ranges of outputs and blocks
  * of rows, of about equal cost.
  *
- * Repacked weights are read strip by strip, each for a block of rows. Of weights that are read as
- * they lie up to 64 outputs are unpacked block by block along the inputs; for few rows they go from
- * the transpose straight into the sums. How outputs and rows are split depends on how many there
- * are and on the threads to feed; no element's sum does (kernel.h). */
+ * Weights are read strip by strip, each for a block of rows. Of FP8 and many rows up to 64 outputs
+ * are unpacked block by block along the inputs. How outputs and rows are split depends on how many
+ * there are and on the threads to feed; no element's sum does (kernel.h). */
 #include "base/mem.h"
 #include "cpu/cpu.h"
 
@@ -19,11 +18,6 @@
  * ones are last, so that no thread waits long for another. */
 #define FIRST_PART 2
 #define LEAST_PART 32
-
-/* How far ahead weights are asked for, in steps of inputs: with 64 rows of BF16, 32 KiB. On a
- * shared machine whose memory was slow, the median speed of one-token steps doubled; with weights
- * in cache it makes no difference. */
-#define PREFETCH_STEPS 2
 
 /* Rows row0..row0+n_row of outputs o0..o0+n_o of one weight into t->c[which]. */
 typedef struct part {
@@ -40,44 +34,28 @@ static float *output_row(const part *p, int r) {
 
 /* Products write whole tiles of 32 outputs: straight into y when that is all there is to do. */
 static bool is_direct(const part *p) {
-    return p->m->w->prepared == NULL && p->m->up == NULL && p->m->into == HD_CPU_STORE &&
+    return !hd_cpu_takes_integers(p->m->w) && p->m->up == NULL && p->m->into == HD_CPU_STORE &&
            p->n_o % (2 * HD_CPU_LANES) == 0;
-}
-
-/* Of weights that are read where they lie: asks for inputs k0 .. k0+n_k of n_o rows that lie one
- * after another. Unpacking reads 16 rows side by side, which the processor's own prefetcher does
- * not follow. */
-static void prefetch(const hd_weight *w, const char *first, int n_o, int k0, int n_k) {
-    size_t row_bytes = hd_format_bytes(w->format, (size_t)w->n_in);
-    size_t from = hd_format_bytes(w->format, (size_t)k0),
-           n = hd_format_bytes(w->format, (size_t)n_k);
-    if (n == row_bytes) n *= (size_t)n_o, n_o = 1; /* one run of memory */
-    for (int o = 0; o < n_o; o++) {
-        const char *p = first + (size_t)o * row_bytes + from;
-        for (size_t i = 0; i < n; i += 64) __builtin_prefetch(p + i, 0, 2);
-    }
-}
-
-static const unsigned char *strip_at(const hd_weight *w, int mat, int o) {
-    return hd_cpu_strips(w, mat) +
-           (size_t)(o / HD_CPU_STRIP_OUT) * hd_cpu_strip_bytes(w->format, w->n_in);
 }
 
 /* What a product reads first for outputs from o on; NULL when its weights are not repacked. */
 static const unsigned char *first_strip(const hd_cpu_mul *m, int o) {
-    return m->w->prepared != NULL ? strip_at(m->w, m->mat, o) : NULL;
+    return m->w->prepared != NULL ? hd_cpu_strip_at(m->w, m->mat, o) : NULL;
 }
 
-/* Of a repacked weight: a strip's bytes come from memory for the first rows, and from a cache for
+/* What is read after a part's strips of one weight. */
+static const unsigned char *next_of(const part *p, const hd_weight *w) {
+    const hd_cpu_mul *m = p->m;
+    if (w == m->w && m->up != NULL && m->up->prepared != NULL)
+        return hd_cpu_strip_at(m->up, m->mat, p->o0);
+    return p->next != NULL ? p->next : hd_cpu_strip_at(w, m->mat, p->o0 + p->n_o);
+}
+
+/* Of a quantised weight: a strip's bytes come from memory for the first rows, and from a cache for
  * the others. */
 static void packed_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const hd_weight *w,
                         float *into) {
     const hd_cpu_mul *m = p->m;
-    int n_strip = (int)hd_cpu_pad(p->n_o) / HD_CPU_STRIP_OUT;
-    const unsigned char *next = p->next;
-    if (w == m->w && m->up != NULL && m->up->prepared != NULL)
-        next = strip_at(m->up, m->mat, p->o0);
-    if (next == NULL) next = strip_at(w, m->mat, p->o0 + p->n_o);
     for (int r = 0; r < p->n_row; r++)
         t->xq[r] = hd_cpu_qrow(&m->xq, m->x_row != NULL ? m->x_row[p->row0 + r] : p->row0 + r);
     c->k->packed_product(
@@ -85,76 +63,81 @@ static void packed_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const
                                  .is_wide = m->is_exact || hd_cpu_input_of(c, w) == HD_CPU_WIDE,
                                  .n_row = p->n_row,
                                  .n_in = w->n_in,
-                                 .n_strip = n_strip,
-                                 .strip = strip_at(w, m->mat, p->o0),
-                                 .next = next,
+                                 .n_strip = (int)hd_cpu_pad(p->n_o) / HD_CPU_STRIP_OUT,
+                                 .strip = hd_cpu_strip_at(w, m->mat, p->o0),
+                                 .next = next_of(p, w),
                                  .x = t->xq,
                                  .x_step = hd_cpu_xblock_bytes(m->xq.is_wide),
                                  .c = into});
 }
 
-/* A block of inputs of weights that are read as they lie. */
-static void float_block(const hd_cpu *c, hd_cpu_scratch *t, const part *p, enum hd_format f, int k0,
-                        int n_k) {
-    int whole = f == HD_F8_B128 ? n_k : n_k / HD_CPU_SUB * HD_CPU_SUB, done = 0;
-    if (p->n_row <= HD_CPU_STREAM_ROWS && hd_cpu_is_native(f) && whole > 0) {
-        c->k->stream(&(hd_cpu_stream){.format = f,
-                                      .row = t->w,
-                                      .n_out = (int)hd_cpu_pad(p->n_o),
-                                      .n_row = p->n_row,
+/* Inputs k0 .. k0 + n_k of the part's outputs into the panel. */
+static void unpack(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const hd_weight *w, int k0,
+                   int n_k) {
+    if (w->prepared != NULL) {
+        c->k->unpack(&(hd_cpu_unpack){.format = w->format,
+                                      .n_in = w->n_in,
+                                      .n_strip = (int)hd_cpu_pad(p->n_o) / HD_CPU_STRIP_OUT,
                                       .k0 = k0,
-                                      .n_k = whole,
-                                      .a = t->a,
-                                      .c = t->c_row,
-                                      .is_sum = k0 > 0});
-        done = whole;
-    }
-    if (done == n_k) return;
-    hd_cpu_unpack(c, t,
-                  &(hd_cpu_unpacking){.format = f,
-                                      .row = t->w,
-                                      .n_row = p->n_o,
-                                      .k0 = k0 + done,
-                                      .n_k = n_k - done,
+                                      .n_k = n_k,
+                                      .strip = hd_cpu_strip_at(w, p->m->mat, p->o0),
                                       .panel = t->panel,
                                       .ld = HD_CPU_STRIP});
-    c->k->product(&(hd_cpu_product){.n_row = p->n_row,
-                                    .n_k = n_k - done,
-                                    .n_lane = (int)hd_cpu_pad(p->n_o),
-                                    .a = t->a,
-                                    .a_off = (size_t)(k0 + done),
-                                    .a_step = 1,
-                                    .b = t->panel,
-                                    .ldb = HD_CPU_STRIP,
-                                    .c = t->c_row,
-                                    .is_sum = k0 + done > 0});
+        return;
+    }
+    size_t row_bytes = hd_format_bytes(w->format, (size_t)w->n_in);
+    const char *first = (const char *)w->mat[p->m->mat] + (size_t)p->o0 * row_bytes;
+    for (int o = 0; o < p->n_o; o++) t->w[o] = first + (size_t)o * row_bytes;
+    hd_cpu_unpack_rows(c, t,
+                       &(hd_cpu_unpacking){.format = w->format,
+                                           .row = t->w,
+                                           .n_row = p->n_o,
+                                           .k0 = k0,
+                                           .n_k = n_k,
+                                           .panel = t->panel,
+                                           .ld = HD_CPU_STRIP});
 }
 
 static void float_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const hd_weight *w,
                        float *into) {
     const hd_cpu_mul *m = p->m;
-    size_t row_bytes = hd_format_bytes(w->format, (size_t)w->n_in);
-    const char *first = (const char *)w->mat[m->mat] + (size_t)p->o0 * row_bytes;
-    int n_lane = (int)hd_cpu_pad(p->n_o); /* lanes past the last output have it again */
-    for (int i = 0; i < n_lane; i++)
-        t->w[i] = first + (size_t)hd_cpu_least(i, p->n_o - 1) * row_bytes;
     for (int r = 0; r < p->n_row; r++) {
         int row = m->x_row != NULL ? m->x_row[p->row0 + r] : p->row0 + r;
         t->a[r] = m->x + (size_t)row * m->ldx;
         t->c_row[r] = is_direct(p) ? output_row(p, r) : into + (size_t)r * HD_CPU_STRIP;
     }
-    int step = hd_cpu_is_native(w->format) ? HD_CPU_KBLOCK : HD_CPU_KDECODE;
-    prefetch(w, first, p->n_o, 0, hd_cpu_least(w->n_in, PREFETCH_STEPS * step));
+    bool is_panel = w->format == HD_F8_B128 && p->n_row > HD_CPU_FP8_ROWS;
+    if (w->prepared != NULL && !is_panel) {
+        c->k->stream(&(hd_cpu_stream){.format = w->format,
+                                      .n_row = p->n_row,
+                                      .n_in = w->n_in,
+                                      .n_strip = (int)hd_cpu_pad(p->n_o) / HD_CPU_STRIP_OUT,
+                                      .strip = hd_cpu_strip_at(w, m->mat, p->o0),
+                                      .next = next_of(p, w),
+                                      .a = t->a,
+                                      .c = t->c_row});
+        return;
+    }
+    int step = w->prepared != NULL ? HD_CPU_KBLOCK : HD_CPU_KDECODE;
     for (int k0 = 0; k0 < w->n_in; k0 += step) {
-        int n_k = hd_cpu_least(w->n_in - k0, step), ahead = k0 + PREFETCH_STEPS * step;
-        if (ahead < w->n_in) prefetch(w, first, p->n_o, ahead, hd_cpu_least(w->n_in - ahead, step));
-        float_block(c, t, p, w->format, k0, n_k);
+        int n_k = hd_cpu_least(w->n_in - k0, step);
+        unpack(c, t, p, w, k0, n_k);
+        c->k->product(&(hd_cpu_product){.n_row = p->n_row,
+                                        .n_k = n_k,
+                                        .n_lane = (int)hd_cpu_pad(p->n_o),
+                                        .a = t->a,
+                                        .a_off = (size_t)k0,
+                                        .a_step = 1,
+                                        .b = t->panel,
+                                        .ldb = HD_CPU_STRIP,
+                                        .c = t->c_row,
+                                        .is_sum = k0 > 0});
     }
 }
 
 static void product_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const hd_weight *w,
                          float *into) {
-    (w->prepared != NULL ? packed_part : float_part)(c, t, p, w, into);
+    (hd_cpu_takes_integers(w) ? packed_part : float_part)(c, t, p, w, into);
 }
 
 /* At most HD_CPU_STRIP outputs. */
@@ -209,7 +192,7 @@ static int lanes_before(double at, double each, int n_lane) {
 /* Rows that one task takes: as many as keep their inputs in half of the level-2 cache (1 MiB) while
  * one strip of weights after another passes. */
 static int rows_each(const hd_cpu_mul *m) {
-    size_t row = m->w->prepared != NULL ? m->xq.row_bytes : sizeof(float) * (size_t)m->w->n_in;
+    size_t row = hd_cpu_takes_integers(m->w) ? m->xq.row_bytes : sizeof(float) * (size_t)m->w->n_in;
     int most = (int)((size_t)(1 << 19) / row) / 16 * 16;
     most = most < 32 ? 32 : hd_cpu_least(most, HD_CPU_ROWS);
     return hd_cpu_least(most, ceil_div(ceil_div(m->n_row, ceil_div(m->n_row, most)), 16) * 16);
@@ -255,7 +238,7 @@ static void run_task(void *ctx, int task, int thread) {
 }
 
 static void check(const hd_cpu_mul *m) {
-    HD_DASSERT(m->w->prepared == NULL || m->xq.n_k == m->w->n_in);
+    HD_DASSERT(!hd_cpu_takes_integers(m->w) || m->xq.n_k == m->w->n_in);
     HD_DASSERT(m->up == NULL || (m->up->n_in == m->w->n_in && m->up->n_out == m->w->n_out));
     (void)m;
 }

@@ -1,6 +1,7 @@
-/* Repacking of quantised weights: 16 outputs x 256 inputs at a time. Of each output first every
- * code in a byte of its own (formats differ in where they keep them), then its part of the planes,
- * four inputs a 32-bit word; then the words of 16 outputs are put side by side.
+/* Repacking of weights: 16 outputs x 256 inputs at a time. Of each output first every code in a
+ * byte of its own (formats differ in where they keep them), then its part of the planes, four
+ * inputs a 32-bit word; then the words of 16 outputs are put side by side. Of floats a row's words
+ * are as they lie.
  *
  * A model of 10 GB is packed while it is read, so this has to keep up with memory: everything that
  * depends on the format alone is decided by the compiler, in a copy of the code for each. */
@@ -30,6 +31,7 @@ static size_t super_bytes(const hd_cpu_layout *l, int n_sub) {
 }
 
 size_t hd_cpu_strip_bytes(enum hd_format f, int n_in) {
+    if (hd_cpu_is_float(f)) return (hd_format_bytes(f, (size_t)n_in) + 3) / 4 * 64;
     hd_cpu_layout l = hd_cpu_layout_of(f);
     int n_left = n_in % HD_CPU_SUPER / HD_CPU_SUB;
     HD_ASSERT(l.low_bits != 0 && n_in % hd_format_get(f)->block_elems == 0);
@@ -297,7 +299,53 @@ ALWAYS void pack_rows(enum hd_format f, int n_in, int n_out, const void *src, vo
     }
 }
 
+/* ---- Floats ---- */
+
+static bool has_nan_code(const unsigned char *code) {
+    unsigned n = 0;
+    for (int i = 0; i < 128; i++) n += (code[i] & 127) == 127;
+    return n > 0;
+}
+
+/* Pairs of 16-bit numbers, the first ones and the second ones. */
+static void put_pairs_apart(unsigned char *vector) {
+    uint16_t pair[2 * HD_CPU_STRIP_OUT], apart[2 * HD_CPU_STRIP_OUT];
+    memcpy(pair, vector, sizeof pair);
+    for (int o = 0; o < n_lane; o++) {
+        apart[o] = pair[2 * o];
+        apart[n_lane + o] = pair[2 * o + 1];
+    }
+    memcpy(vector, apart, sizeof apart);
+}
+
+static void pack_floats(enum hd_format f, int n_in, int n_out, const unsigned char *src,
+                        unsigned char *dst) {
+    _Alignas(16) uint32_t word[HD_CPU_STRIP_OUT][n_word];
+    size_t row_bytes = hd_format_bytes(f, (size_t)n_in), each = sizeof word[0];
+    if (f == HD_F8_B128) each = 132;
+    for (int o0 = 0; o0 < n_out; o0 += n_lane, src += n_lane * row_bytes) {
+        for (size_t at = 0; at < row_bytes; at += each) {
+            size_t n_byte = row_bytes - at < each ? row_bytes - at : each;
+            int n = (int)(n_byte + 3) / 4;
+            for (int o = 0; o < n_lane; o++) {
+                if (n_byte < each || o0 + o >= n_out) memset(word[o], 0, sizeof word[o]);
+                if (o0 + o >= n_out) continue;
+                memcpy(word[o], src + (size_t)o * row_bytes + at, n_byte);
+                if (f == HD_F8_B128 && has_nan_code((unsigned char *)&word[o][1]))
+                    word[o][0] = 0x7FC00000u;
+            }
+            put_lanes(word, n, dst);
+            for (int i = 0; f == HD_F16 && i < n; i++) put_pairs_apart(dst + 64 * i);
+            dst += 64 * n;
+        }
+    }
+}
+
 void hd_cpu_pack(enum hd_format f, int n_in, int n_out, const void *src, void *dst) {
+    if (hd_cpu_is_float(f)) {
+        pack_floats(f, n_in, n_out, src, dst);
+        return;
+    }
     switch (f) {
 #define HD_CPU_PACKED(id, low, high, head, offset, table)                                          \
     case HD_##id:                                                                                  \

@@ -1,9 +1,16 @@
-/* Quantised weights as the cpu kernels read them: the same bits as in the file, in another order.
+/* Weights as the cpu kernels read them: the same bits as in the file, in another order.
  *
  * A matrix [n_out, n_in] becomes strips of 16 outputs, one after another (the last one padded with
  * zeros), so that a vector lane belongs to an output and a strip is read from its first byte to
- * its last. A strip is a run of super-blocks of 256 inputs (the last one: what is left, a multiple
- * of 32); a super-block is, each part padded to 64 bytes:
+ * its last.
+ *
+ * Floats: a row is words of 4 bytes as they lie (the last one padded with zeros), and a strip has
+ * word i of 16 outputs side by side, 64 bytes. So it is of F32 an input; of BF16 two; of F16 two,
+ * first the 16 outputs' even input, then the odd one; of FP8 four codes, and before every 32 such
+ * words one of scales, which are no numbers where a code of theirs is none.
+ *
+ * Quantised weights: a strip is a run of super-blocks of 256 inputs (the last one: what is left, a
+ * multiple of 32); a super-block is, each part padded to 64 bytes:
  *
  *   head   scales of the 16 outputs, in the form the format has them (enum hd_cpu_head)
  *   low    for each 32 inputs the low bits of the codes: 8 bits, 8 vectors; 4 bits, 4 vectors, the
@@ -24,7 +31,7 @@
 #include "quant/format.h"
 
 /* Changes whenever the bytes that hd_cpu_pack writes do. */
-#define HD_CPU_PACK_VERSION 1
+#define HD_CPU_PACK_VERSION 2
 
 enum { HD_CPU_STRIP_OUT = 16, HD_CPU_SUPER = 256, HD_CPU_SUB = 32 };
 
@@ -45,7 +52,7 @@ enum hd_cpu_head {
 enum hd_cpu_table { HD_CPU_TABLE_NONE, HD_CPU_TABLE_IQ4, HD_CPU_TABLE_FP4, HD_CPU_TABLE_IQ2 };
 
 typedef struct hd_cpu_layout {
-    int low_bits, high_bits; /* low_bits 0: the format is not repacked */
+    int low_bits, high_bits; /* low_bits 0: the format is not of super-blocks */
     enum hd_cpu_head head;
     int offset;
     enum hd_cpu_table table;
@@ -84,8 +91,17 @@ static inline bool hd_cpu_has_halves(enum hd_cpu_head h) {
     return h == HD_CPU_HEAD_K6 || h == HD_CPU_HEAD_K3 || h == HD_CPU_HEAD_K2;
 }
 
-/* Whether products read this format repacked; others are read where they lie. */
+/* Whether a format becomes super-blocks, for products of integers. */
 static inline bool hd_cpu_is_packed(enum hd_format f) { return hd_cpu_layout_of(f).low_bits != 0; }
+
+/* Whether it becomes words of floats. */
+static inline bool hd_cpu_is_float(enum hd_format f) {
+    return f == HD_F32 || f == HD_F16 || f == HD_BF16 || f == HD_F8_B128;
+}
+/* Inputs that a word of floats holds. */
+static inline int hd_cpu_word_inputs(enum hd_format f) {
+    return f == HD_F8_B128 ? 4 : f == HD_F32 ? 1 : 2;
+}
 
 /* The grid of IQ2_XXS by index: values 0, 4, 2 and 6 of a point in bits 0, 2, 4 and 6 of the lower
  * byte, values 1, 5, 3 and 7 in those of the upper one, so that eight codes become bytes by few

@@ -27,7 +27,7 @@ struct hd_cpu_store {
 };
 
 static size_t copy_bytes(const hd_weight *w) {
-    if (w->is_plain || !hd_cpu_is_packed(w->format)) return 0;
+    if (w->is_plain || (!hd_cpu_is_packed(w->format) && !hd_cpu_is_float(w->format))) return 0;
     return (size_t)w->n_mat * hd_cpu_packed_bytes(w->format, w->n_in, w->n_out);
 }
 

@@ -34,7 +34,6 @@ static size_t n_query(const hd_dev_limits *l, size_t cap) {
 
 static void lay_out_thread(cut *k, const hd_dev_limits *l, hd_cpu_scratch *t) {
     size_t n_c = (size_t)l->n_c, n_nope = (size_t)l->n_nope, n_rope = (size_t)l->n_rope;
-    size_t n_ptr = most(HD_CPU_ROWS, most(n_nope, hd_cpu_pad(l->n_v)));
     size_t n_q = n_query(l, HD_CPU_QUERIES), n_latent = n_query(l, HD_CPU_LATENT_QUERIES);
     size_t n_sum = most(n_q * hd_cpu_pad(l->n_v), n_latent * hd_cpu_pad(l->n_c));
     size_t pad_q = hd_cpu_pad((int)n_q), pad_latent = hd_cpu_pad((int)n_latent);
@@ -45,11 +44,11 @@ static void lay_out_thread(cut *k, const hd_dev_limits *l, hd_cpu_scratch *t) {
         .decoded = take_f(k, (size_t)HD_CPU_LANES * HD_CPU_KDECODE),
         .c = {take_f(k, (size_t)HD_CPU_ROWS * HD_CPU_STRIP),
               take_f(k, (size_t)HD_CPU_ROWS * HD_CPU_STRIP)},
-        .a = take(k, n_ptr, sizeof *t->a),
-        .c_row = take(k, n_ptr, sizeof *t->c_row),
+        .a = take(k, most(n_q, HD_CPU_ROWS), sizeof *t->a),
+        .c_row = take(k, HD_CPU_ROWS, sizeof *t->c_row),
         .xq = take(k, HD_CPU_ROWS, sizeof *t->xq),
-        .w = take(k, n_ptr, sizeof *t->w),
-        .ptr = take(k, most(n_q, block), sizeof *t->ptr),
+        .w = take(k, HD_CPU_STRIP, sizeof *t->w),
+        .ptr = take(k, block, sizeof *t->ptr),
         .pos = take(k, n_q, sizeof *t->pos),
         .qt = take_f(k, n_qt),
         .rows = take_f(k, block * hd_cpu_pad(l->n_c + l->n_rope)),

@@ -58,30 +58,25 @@ static void copy_piece(const hd_canon_tensor *t, const hd_shard_piece *p, const 
         memcpy(out + (size_t)row * n_byte, whole + (size_t)row * row_bytes, n_byte);
 }
 
-static hd_status own(hd_model *m, size_t n_byte, void **out) {
-    HD_TRY(hd_alloc_large(n_byte, out));
-    hd_model_hold(m, *out, false);
-    return HD_OK;
-}
-
-/* Pointers to the matrices of a piece of t; those that cannot be read in place go to one owned
- * block. scratch: room for a whole matrix, of a tensor that is copied and cut; else NULL. */
+/* Pointers to the matrices of a piece of t; those that cannot be read in place go to one block,
+ * *owned (NULL: there is none), the caller's to free. scratch: room for a whole matrix, of a tensor
+ * that is copied and cut; else NULL. */
 static hd_status matrix_pointers(hd_model *m, const hd_canon_tensor *t, const hd_shard_piece *piece,
-                                 void *scratch, const void **mat) {
+                                 void *scratch, const void **mat, void **owned) {
     size_t row_bytes = hd_format_bytes(t->format, (size_t)t->ne[0]);
     size_t stride = hd_align_up(piece_bytes(t, piece), 64);
     bool has_whole_rows = piece->n_col == t->ne[0];
-    void *owned = NULL;
-    if (hd_canon_is_copied(t)) HD_TRY(own(m, stride * (size_t)piece->n_mat, &owned));
+    *owned = NULL;
+    if (hd_canon_is_copied(t)) HD_TRY(hd_alloc_large(stride * (size_t)piece->n_mat, owned));
     for (int ix = 0; ix < piece->n_mat; ix++) {
-        void *room = scratch ? scratch : owned ? (char *)owned + (size_t)ix * stride : NULL;
+        void *room = scratch ? scratch : *owned ? (char *)*owned + (size_t)ix * stride : NULL;
         const char *p = hd_canon_matrix(m->canon, t, piece->mat0 + ix, room);
         HD_TRY(hd_canon_check(m->canon, t, piece->mat0 + ix));
         mat[ix] = p + (size_t)piece->row0 * row_bytes;
         if (!(scratch && p == scratch) && has_whole_rows && is_aligned(mat[ix], t->format))
             continue;
-        if (!owned) HD_TRY(own(m, stride * (size_t)piece->n_mat, &owned));
-        char *copy = (char *)owned + (size_t)ix * stride;
+        if (!*owned) HD_TRY(hd_alloc_large(stride * (size_t)piece->n_mat, owned));
+        char *copy = (char *)*owned + (size_t)ix * stride;
         copy_piece(t, piece, p, copy);
         mat[ix] = copy;
     }
@@ -96,6 +91,31 @@ static const hd_place_in_file *places_of(hd_model *m, const void *const *mat, in
     return place;
 }
 
+/* Read by rows; or in float32, where repacking would make other products of a quantised format. */
+static bool is_plain(enum hd_op op, enum hd_format f) {
+    return op == HD_OP_embed || (op == HD_OP_route && hd_format_get(f)->block_elems > 1);
+}
+
+/* Repacks or uploads a bound weight, some of whose matrices are in `owned` (or NULL). A device on
+ * the host that has a copy of its own needs those no more: both together would be twice the model.
+ */
+static hd_status prepare(hd_model *m, const hd_dev *dev, struct hd_bound *b, void *owned) {
+    hd_weight *w = &b->weight;
+    hd_status s = HD_OK;
+    b->is_mapped = hd_repack_find(m, dev, w);
+    if (dev->ops->prepare && !b->is_mapped) s = dev->ops->prepare(dev->ctx, w);
+    if (!owned) return s;
+    bool is_read = s != HD_OK || !w->prepared || hd_dev_has_memory(dev);
+    if (!is_read && dev->ops->settle) s = dev->ops->settle(dev->ctx);
+    if (is_read) {
+        hd_model_hold(m, owned, false);
+        return s;
+    }
+    hd_free(owned);
+    memset((void *)(uintptr_t)w->mat, 0, (size_t)w->n_mat * sizeof *w->mat);
+    return s;
+}
+
 static hd_status bind_matrix(hd_model *m, const hd_canon_tensor *t, const hd_slot *slot, int layer,
                              const hd_weight **out) {
     bool on_host = hd_offload_is_host(m, slot->op, layer);
@@ -104,13 +124,16 @@ static hd_status bind_matrix(hd_model *m, const hd_canon_tensor *t, const hd_slo
     hd_shard_piece piece;
     HD_TRY(hd_shard_piece_of(m, t, slot, &piece));
     const void **mat = hd_arena_alloc(m->arena, (size_t)piece.n_mat * sizeof *mat);
-    void *scratch = NULL;
+    void *scratch = NULL, *owned;
     size_t whole_bytes = hd_format_bytes(t->format, (size_t)t->ne[0] * (size_t)t->ne[1]);
     bool is_cut = piece_bytes(t, &piece) < whole_bytes;
     if (is_cut && hd_canon_is_copied(t)) HD_TRY(hd_alloc_large(whole_bytes, &scratch));
-    hd_status s = matrix_pointers(m, t, &piece, scratch, mat);
+    hd_status s = matrix_pointers(m, t, &piece, scratch, mat, &owned);
     hd_free(scratch);
-    HD_TRY(s);
+    if (s != HD_OK) {
+        hd_free(owned);
+        return s;
+    }
     struct hd_bound *b = hd_arena_alloc(m->arena, sizeof *b);
     *b = (struct hd_bound){.slot = slot, .layer = layer, .on_host = on_host};
     b->weight = (hd_weight){.format = t->format,
@@ -119,10 +142,9 @@ static hd_status bind_matrix(hd_model *m, const hd_canon_tensor *t, const hd_slo
                             .n_mat = piece.n_mat,
                             .place = places_of(m, mat, piece.n_mat),
                             .mat = mat,
-                            .is_plain = slot->op == HD_OP_embed || slot->op == HD_OP_route};
+                            .is_plain = is_plain(slot->op, t->format)};
     snprintf(b->weight.name, sizeof b->weight.name, "%s", t->name);
-    b->is_mapped = hd_repack_find(m, dev, &b->weight);
-    if (dev->ops->prepare && !b->is_mapped) HD_TRY(dev->ops->prepare(dev->ctx, &b->weight));
+    HD_TRY(prepare(m, dev, b, owned));
     *m->bound_end = b; /* only now: release sees what prepare has seen succeed */
     m->bound_end = &b->next;
     m->weight_bytes += (uint64_t)piece_bytes(t, &piece) * (uint64_t)piece.n_mat;

@@ -25,7 +25,8 @@ static void bring(staged *s, enum hd_op op) {
     }
     for (int i = 0; i < t->n_weight; i++) {
         s->weight[i] = **t->weight[i];
-        s->weight[i].is_plain = op == HD_OP_embed || op == HD_OP_route;
+        bool is_quantised = hd_format_get(s->weight[i].format)->block_elems > 1;
+        s->weight[i].is_plain = op == HD_OP_embed || (op == HD_OP_route && is_quantised);
         assert_ok(inner.ops->prepare(inner.ctx, &s->weight[i]));
         *t->weight[i] = &s->weight[i];
     }

@@ -94,8 +94,27 @@ static unsigned char *random_rows(enum hd_format f, int n_in, int n_out) {
     size_t n = hd_format_bytes(f, (size_t)n_in) * (size_t)n_out;
     unsigned char *p = malloc(n);
     assert_non_null(p);
-    for (size_t i = 0; i < n; i++) p[i] = (unsigned char)rng_int(&random_of, 0, 255);
+    for (size_t i = 0; i < n; i++) {
+        p[i] = (unsigned char)rng_int(&random_of, 0, 255);
+        if (f == HD_F8_B128 && (p[i] & 127) == 127) p[i]--; /* a code of NaN spoils its block */
+    }
     return p;
+}
+
+static float float_at(enum hd_format f, const unsigned char *image, int n_in, int row, int k) {
+    const unsigned char *p = image + (size_t)(row / 16) * hd_cpu_strip_bytes(f, n_in);
+    int o = row % 16, word = f == HD_F32 ? k : f == HD_F8_B128 ? k / 4 + k / 128 + 1 : k / 2;
+    const unsigned char *v = p + 64 * word;
+    float scale;
+    uint16_t h = (uint16_t)(v[4 * o + k % 2 * 2] | v[4 * o + k % 2 * 2 + 1] << 8);
+    switch (f) {
+    case HD_F32: memcpy(&scale, v + 4 * o, sizeof scale); return scale;
+    case HD_BF16: return hd_bf16_to_f32(h);
+    case HD_F16: return half_at(v + 32 * (k % 2) + 2 * o);
+    default: /* FP8 */
+        memcpy(&scale, p + 64 * 33 * (k / 128) + 4 * o, sizeof scale);
+        return scale * hd_e4m3_to_f32(v[4 * o + k % 4]);
+    }
 }
 
 static bool same(float a, float b) { return a == b || (isnan(a) && isnan(b)); }
@@ -110,7 +129,8 @@ static void check_image(enum hd_format f, int n_in, int n_out) {
     for (int o = 0; o < n_out; o++) {
         hd_format_get(f)->decode(rows + (size_t)o * row_bytes, expected, (size_t)n_in);
         for (int k = 0; k < n_in; k++) {
-            float found = weight_at(f, image, n_in, o, k);
+            float found = hd_cpu_is_float(f) ? float_at(f, image, n_in, o, k)
+                                             : weight_at(f, image, n_in, o, k);
             if (!same(found, expected[k]) && !(isinf(expected[k]) || isnan(expected[k])))
                 fail_msg("%s, output %d, input %d: expected %g, found %g", hd_format_get(f)->name,
                          o, k, (double)expected[k], (double)found);
@@ -142,6 +162,14 @@ static void every_weight_is_where_the_layout_says(void **state) {
         n_format++;
     }
     assert_int_equal(n_format, 14);
+    static const enum hd_format floats[] = {HD_F32, HD_F16, HD_BF16};
+    for (size_t i = 0; i < HD_COUNT_OF(floats); i++) {
+        check_image(floats[i], 1, 1);
+        check_image(floats[i], 257, 37);
+        check_image(floats[i], 512, 80);
+    }
+    check_image(HD_F8_B128, 128, 1);
+    check_image(HD_F8_B128, 384, 37);
 }
 
 static void an_image_is_hardly_larger_than_the_file(void **state) {

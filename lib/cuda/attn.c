@@ -89,6 +89,7 @@ static void attend_split(hd_cuda *c, const hd_cuda_attn *a, const hd_cuda_split_
                                          : 0,
         .n_block = hd_cuda_split_blocks(a) * c->prop.multiProcessorCount,
         .tile_min = TILE_MIN,
+        .has_group_products = c->gemm.is_sm90,
     };
     int n_row = a->n_row, each = a->n_head / a->n_head_kv;
     if (s.n_split > 0) {

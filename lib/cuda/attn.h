@@ -72,7 +72,8 @@ typedef struct hd_cuda_split {
     const hd_cuda_split_row *row; /* [a.n_row + 1]; a's own arrays of rows are not used */
     int n_split;                  /* 0: by the blocks' shares */
     int n_block;
-    int tile_min; /* tiles of a block's share, at least */
+    int tile_min;            /* tiles of a block's share, at least */
+    bool has_group_products; /* compute capability 9.0 */
 } hd_cuda_split;
 void hd_cuda_run_split(const hd_cuda_split *s, cudaStream_t stream);
 /* Whether there are kernels for such rows of a cache, and of such keys and values. */

@@ -148,6 +148,16 @@ template <class S> struct code_queries {
     float unit[2];
 };
 
+// The power of two that brings top, of which queries are, to that of QUERY_EXPONENT; one that has
+// an inverse. unit: what sums of codes are to be multiplied with.
+template <int T> static __device__ __forceinline__ float query_factor(float top, float *unit) {
+    int exponent = 254 + QUERY_EXPONENT - (int)(__float_as_uint(top) >> 23);
+    exponent = max(1, min(253, exponent));
+    *unit = __uint_as_float((uint32_t)(254 - exponent) << 23) * code_unit<T>;
+    if (top == INFINITY) *unit = NAN; // which an operand may not hold
+    return __uint_as_float((uint32_t)exponent << 23);
+}
+
 // Elements e .. e+n-1 of the n_key there are.
 template <int N>
 static __device__ __forceinline__ void query_run(const float *from, int e, int n, float v[N]) {
@@ -185,12 +195,7 @@ static __device__ __forceinline__ void load_code_queries(const hd_cuda_attn &a, 
             for (int c = 0; c < 4; c++) top = fmaxf(top, fabsf(v[k][c]));
         top = fmaxf(top, shuffle_xor(top, 1));
         top = fmaxf(top, shuffle_xor(top, 2));
-        // The power of two that brings top to that of QUERY_EXPONENT; one that has an inverse.
-        int exponent = 254 + QUERY_EXPONENT - (int)(__float_as_uint(top) >> 23);
-        exponent = max(1, min(253, exponent));
-        float factor = __uint_as_float((uint32_t)exponent << 23);
-        q->unit[i] = __uint_as_float((uint32_t)(254 - exponent) << 23) * code_unit<S::T>;
-        if (top == INFINITY) q->unit[i] = NAN; // which an operand may not hold
+        float factor = query_factor<S::T>(top, &q->unit[i]);
 #pragma unroll
         for (int k = 0; k < S::KS; k++)
 #pragma unroll

@@ -433,7 +433,7 @@ static __global__ void __launch_bounds__(THREADS, S::BLOCKS) split(const hd_cuda
     }
 }
 
-#include "cuda/attn_codes.cuh"
+#include "cuda/attn_latent.cuh"
 
 // ---- parts ----
 
@@ -602,7 +602,9 @@ template <int T> static int blocks_of_codes(const hd_cuda_attn *a) {
 }
 
 template <int T> static void launch_codes(const hd_cuda_split *s, cudaStream_t stream) {
-    if (!is_latent(&s->a))
+    if (s->has_group_products && is_latent_shape(&s->a))
+        launch_latent<T>(s, stream);
+    else if (!is_latent(&s->a))
         launch_split<grouped_codes<T>>(s, stream);
     else if (s->a.n_v <= latent_codes_small<T>::DC)
         launch_split<latent_codes_small<T>>(s, stream);

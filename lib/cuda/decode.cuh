@@ -61,8 +61,11 @@ template <> struct codec<HD_F32> {
 
 template <> struct codec<HD_F16> {
     static constexpr int terms = 2;
-    static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {
-        uint4 r = *(const uint4 *)(row + (size_t)k * 2);
+    using raw = uint4;
+    static __device__ __forceinline__ raw load(const unsigned char *row, int k) {
+        return *(const uint4 *)(row + (size_t)k * 2);
+    }
+    static __device__ __forceinline__ void values(const raw &r, int, float v[8]) {
         uint32_t w[4] = {r.x, r.y, r.z, r.w};
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -351,7 +354,7 @@ template <> struct codec<HD_MXFP4> { // e8m0 scale, qs[16] of e2m1
 // Formats whose loads are apart.
 template <int F>
 constexpr bool is_apart =
-    F == HD_Q8_0 || F == HD_Q4_0 || F == HD_Q5_0 || F == HD_Q4_K || F == HD_Q6_K;
+    F == HD_F16 || F == HD_Q8_0 || F == HD_Q4_0 || F == HD_Q5_0 || F == HD_Q4_K || F == HD_Q6_K;
 
 template <int F>
 static __device__ __forceinline__ void values8(const unsigned char *row, int k, float v[8]) {

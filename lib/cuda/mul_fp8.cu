@@ -4,10 +4,10 @@
 // The plan is stream.cuh's: blocks of eight warps, each block an equal share of the items of
 // sixteen outputs for a tile of rows, whose inputs lie in shared memory; a warp has a run of the
 // inputs, and the runs' sums are added in order. A warp's codes, 64 inputs of sixteen outputs at a
-// time, are copied to a ring of its own, as many ahead as it has room, through items and tiles. A
+// time, come through a ring (ring.cuh). A
 // code becomes BF16 exactly; what 64 inputs add up to is multiplied by the scale. With more rows
 // there are more products with the same registers: a weight is read once a tile.
-#include "cuda/stream.cuh"
+#include "cuda/ring.cuh"
 
 constexpr size_t FP8_FIXED = 2048; // bytes that a block takes besides
 constexpr int SEGMENT = 64, SEGMENT_BYTES = 16 * SEGMENT + 16 * 4; // codes of 16 outputs, scales
@@ -94,45 +94,12 @@ static __device__ __forceinline__ void multiply_segment(const fp8_segment &w,
     }
 }
 
-// This warp's segments of n_in inputs.
-struct fp8_run {
-    int first, n;
-};
-static __device__ __forceinline__ fp8_run run_of(int n_in) {
-    int warp = (int)threadIdx.x / 32, n = n_in / SEGMENT, first = n * warp / SLICES;
-    return {first, n * (warp + 1) / SLICES - first};
-}
-
-// A warp's segments on their way, in the order in which they are multiplied: from the first of
-// `place` that has not been copied on.
-template <int NT> struct fp8_ahead {
-    stream_place place;
-    fp8_run run;
-    int at; // of the run
-    const unsigned char *row[2];
-    uint32_t ring;
-    int slot;
-
-    // Finds the next item that this warp has segments of.
-    __device__ __forceinline__ void settle(const stream_args &a) {
-        for (at = 0; place.is_valid(); (void)place.next(a)) {
-            const hd_cuda_mul &m = a.m[place.product];
-            run = run_of(m.w.n_in);
-            if (run.n == 0) continue;
-            item_rows(m, place, row);
-            return;
-        }
-    }
-    __device__ __forceinline__ void copy(const stream_args &a) {
-        if (place.is_valid()) {
-            copy_segment(row, run.first + at, ring + (uint32_t)(slot * SEGMENT_BYTES));
-            if (++at == run.n) {
-                (void)place.next(a);
-                settle(a);
-            }
-        }
-        slot = slot + 1 == fp8_ring<NT> ? 0 : slot + 1;
-        copy_commit();
+template <int NT> struct fp8_segments {
+    static constexpr int RING = fp8_ring<NT>, BYTES = SEGMENT_BYTES;
+    static __device__ __forceinline__ int pieces_of(int n_in) { return n_in / SEGMENT; }
+    static __device__ __forceinline__ void copy(const unsigned char *const row[2], int s,
+                                                const hd_cuda_mat &, uint32_t to) {
+        copy_segment(row, s, to);
     }
 };
 
@@ -147,25 +114,9 @@ __global__ void __launch_bounds__(256, fp8_blocks<NT>)
                   *inputs = shared + fp8_ring_bytes<NT>;
     let_next_start();
 
-    // What earlier kernels do not write is copied before they have ended: dense products' weights.
     stream_place here;
-    int n_known = a.m[0].tile != nullptr ? 0 : a.n == 2 && a.m[1].tile == nullptr ? 2 : 1;
-    here.n_product = n_known;
-    here.enter(a, 0);
-    fp8_ahead<NT> ahead = {here, {0, 0}, 0, {nullptr, nullptr}, shared_address(ring), 0};
-    ahead.settle(a);
-    int n_early = ahead.place.is_valid() ? min(RING, ahead.run.n) : 0;
-    for (int i = 0; i < n_early; i++) ahead.copy(a);
-    wait_for_previous();
-    bool has_here = here.is_valid(), has_ahead = ahead.place.is_valid();
-    here.n_product = ahead.place.n_product = a.n;
-    if (!has_here) here.enter(a, n_known);
-    if (!has_ahead) {
-        ahead.place = here;
-        if (has_here) ahead.place.enter(a, n_known);
-        ahead.settle(a);
-    }
-    for (int i = n_early; i < RING; i++) ahead.copy(a);
+    weights_ahead<fp8_segments<NT>> ahead(shared_address(ring));
+    ahead.begin(a, &here);
 
     int slot = 0;
     for (bool is_new = true; here.is_valid();) {
@@ -175,7 +126,7 @@ __global__ void __launch_bounds__(256, fp8_blocks<NT>)
             load_inputs(m, here.tile, inputs);
             __syncthreads();
         }
-        fp8_run run = run_of(m.w.n_in);
+        weight_run run = run_of(fp8_segments<NT>::pieces_of(m.w.n_in));
         float total[NT][4] = {};
         for (int s = 0; s < run.n; s++) {
             fp8_segment w;

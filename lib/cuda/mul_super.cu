@@ -1,5 +1,5 @@
 // Weight products of the formats of 256 elements a block.
-#include "cuda/stream.cuh"
+#include "cuda/one.cuh"
 
-HD_CUDA_MUL_OF(HD_Q4_K)
-HD_CUDA_MUL_OF(HD_Q6_K)
+HD_CUDA_MUL_ONE_OF(HD_Q4_K)
+HD_CUDA_MUL_ONE_OF(HD_Q6_K)

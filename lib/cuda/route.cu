@@ -265,7 +265,7 @@ static __device__ __forceinline__ void load_weights(const unsigned char *row, in
 #pragma unroll
     for (int u = 0; u < ROUTE_AHEAD; u++) {
         int at = k + 256 * u + 8 * lane_of();
-        if (at < n) codec<F>::values8(row, at, w[u]);
+        if (at < n) values8<F>(row, at, w[u]);
     }
 }
 

@@ -240,12 +240,16 @@ template <int F> static void launch_stream(const hd_cuda_mul *m, int n, cudaStre
     HD_LAUNCH_EARLY(kernel, dim3(n_block), 256, shared, stream, a);
 }
 
+template <int F> static void launch_any(const hd_cuda_mul *m, int n, cudaStream_t stream) {
+    if (hd_cuda_can_stream(m, n))
+        launch_stream<F>(m, n, stream);
+    else if (m->is_rounded)
+        launch_mul<F, true>(m, n, stream);
+    else
+        launch_mul<F, false>(m, n, stream);
+}
+
 #define HD_CUDA_MUL_OF(F)                                                                          \
     extern "C" void hd_cuda_mul_##F(const hd_cuda_mul *m, int n, cudaStream_t stream) {            \
-        if (hd_cuda_can_stream(m, n))                                                              \
-            launch_stream<F>(m, n, stream);                                                        \
-        else if (m->is_rounded)                                                                    \
-            launch_mul<F, true>(m, n, stream);                                                     \
-        else                                                                                       \
-            launch_mul<F, false>(m, n, stream);                                                    \
+        launch_any<F>(m, n, stream);                                                               \
     }

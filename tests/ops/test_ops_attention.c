@@ -166,23 +166,24 @@ static void q8_heads(void **state) {
                             .what = "Q8_0 k_b and v_b"});
 }
 
-/* Codes at the width of DeepSeek's latents, in one group and in several. */
+/* Codes at the width of DeepSeek's latents, in one group and in several. Heads by sixteens, fewer
+ * and more, at the width that has a kernel of its own. */
 static void codes(void **state) {
     (void)state;
     static const test_seq seqs[] = {{.n_pos = 170, .n_row = 40, .n_expanded = 40},
                                     {.n_pos = 300, .n_row = 1},
                                     {.n_pos = 33, .n_row = 2}};
-    static const int n_cs[] = {112, 128, 256, 512};
+    static const int n_cs[] = {112, 128, 256, 512, 512, 512}, heads[] = {17, 13, 9, 5, 16, 35};
     for (size_t i = 0; i < HD_COUNT_OF(n_cs); i++)
         for (int is_int8 = 0; is_int8 < 2; is_int8++)
-            check_attn(&(attn_case){.s = {.n_head = 17 - 4 * (int)i,
+            check_attn(&(attn_case){.s = {.n_head = heads[i],
                                           .n_nope = 32,
                                           .n_rope = i == 1 ? 24 : 64,
                                           .n_c = n_cs[i],
                                           .n_v = 16},
                                     .seq = seqs,
                                     .n_seq = 3,
-                                    .page_tok = 16,
+                                    .page_tok = i < 4 ? 16 : 7,
                                     .kv_type = is_int8 ? HD_KV_INT8 : HD_KV_FP8,
                                     .w_format = HD_BF16,
                                     .scale = 0.04f,

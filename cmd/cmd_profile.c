@@ -9,34 +9,39 @@
 
 enum { SPANS_MAX = 1 << 20 };
 
-/* The last run's times are kept. */
-static void run_steps(struct hd_bench_model *b, hd_profile *p) {
+static void run_steps(struct hd_bench_model *b, int64_t *ns, int n_step) {
     const struct hd_options *o = b->o;
     if (o->profile_prompt == 0) {
-        hd_bench_decode_many(b, o->profile_batch, o->profile_context, 0, p->n_step, p->step_ns);
+        hd_bench_decode_many(b, o->profile_batch, o->profile_context, 0, n_step, ns);
         return;
     }
-    for (int i = 0; i < p->n_step && b->status == HD_OK; i++) {
+    for (int i = 0; i < n_step && b->status == HD_OK; i++) {
         int64_t start = hd_now_ns();
         (void)hd_bench_prompt(b, o->profile_prompt);
-        p->step_ns[i] = hd_now_ns() - start;
+        ns[i] = hd_now_ns() - start;
     }
 }
 
-static hd_status measure(struct hd_bench_model *b, hd_profile *p) {
-    run_steps(b, p); /* warm */
+/* Warm: graphs are made in the first run that is like this one. */
+static hd_status measure_run(struct hd_bench_model *b, hd_profile_run *r, int n_step,
+                             enum hd_profile_how how) {
+    HD_TRY(hd_model_profile(b->model, &r->spans, how));
+    run_steps(b, r->step_ns, n_step);
     HD_TRY(b->status);
+    HD_TRY(hd_model_profile(b->model, &r->spans, how)); /* ends the first */
+    r->spans.n = r->spans.n_lost = 0;
+    run_steps(b, r->step_ns, n_step);
+    return b->status;
+}
+
+static hd_status measure(struct hd_bench_model *b, hd_profile *p) {
+    HD_TRY(measure_run(b, &p->always, p->n_step, HD_PROFILE_ALWAYS));
     p->has_device = b->dev.ops->profile != NULL;
     if (p->has_device) {
-        HD_TRY(hd_model_profile(b->model, &p->by_op, true));
-        run_steps(b, p);
-        HD_TRY(hd_model_profile(b->model, NULL, true));
-        HD_TRY(b->status);
+        HD_TRY(measure_run(b, &p->in_turn, p->n_step, HD_PROFILE_IN_TURN));
+        HD_TRY(measure_run(b, &p->by_op, p->n_step, HD_PROFILE_BY_OP));
     }
-    HD_TRY(hd_model_profile(b->model, &p->spans, false));
-    run_steps(b, p);
-    HD_TRY(hd_model_profile(b->model, NULL, false));
-    return b->status;
+    return hd_model_profile(b->model, NULL, HD_PROFILE_ALWAYS);
 }
 
 static hd_status profile(struct hd_bench_model *b, hd_profile *p, const char *model) {
@@ -66,14 +71,18 @@ static int run(const struct hd_options *o, int n_arg, char **arg) {
         snprintf(what, sizeof what, "a step of %d sequence%s of %d tokens", o->profile_batch,
                  o->profile_batch == 1 ? "" : "s", o->profile_context);
     hd_profile p = {.what = what, .n_step = o->profile_steps};
-    p.step_ns = hd_alloc_zero((size_t)p.n_step, sizeof *p.step_ns);
-    hd_spans_init(&p.spans, SPANS_MAX);
-    hd_spans_init(&p.by_op, SPANS_MAX);
+    hd_profile_run *const runs[] = {&p.always, &p.in_turn, &p.by_op};
+    enum { N_RUN = sizeof runs / sizeof runs[0] };
+    for (int i = 0; i < N_RUN; i++) {
+        runs[i]->step_ns = hd_alloc_zero((size_t)p.n_step, sizeof *runs[i]->step_ns);
+        hd_spans_init(&runs[i]->spans, SPANS_MAX);
+    }
     hd_status s = profile(&b, &p, n_arg == 1 ? arg[0] : o->model);
     hd_bench_close(&b);
-    hd_spans_fini(&p.spans);
-    hd_spans_fini(&p.by_op);
-    hd_free(p.step_ns);
+    for (int i = 0; i < N_RUN; i++) {
+        hd_spans_fini(&runs[i]->spans);
+        hd_free(runs[i]->step_ns);
+    }
     return s == HD_OK ? 0 : hd_command_error(&hd_cmd_profile);
 }
 
@@ -85,8 +94,12 @@ const struct hd_command hd_cmd_profile = {
         "Runs steps of a model and tells the time of each block op, its share, and what is in no\n"
         "op. On a GPU also each kernel's time, the gaps between kernels, how long the GPU was "
         "busy,\n"
-        "copies and how much of them ran beside computing, and the host's part. It needs CUPTI\n"
-        "(libcupti, of the CUDA toolkit) there, nothing otherwise.\n"
+        "copies and how much of them ran beside computing, and the host's part. Kernels start "
+        "early\n"
+        "there and wait for one another; so the steps run a second time with kernels in turn,\n"
+        "which wait for nothing: their times, and the share of a step in which one runs. It "
+        "needs\n"
+        "CUPTI (libcupti, of the CUDA toolkit) there, nothing otherwise.\n"
         "\n"
         "  hadal profile mini --batch-size 16 --profile-context 512\n"
         "  hadal profile MODEL --backend cuda --prompt-length 8192 --max-num-batched-tokens 8192\n"

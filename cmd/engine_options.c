@@ -48,7 +48,8 @@ hd_status hd_dev_config_from(const struct hd_options *o, hd_dev_config *c) {
                          .cuda_library = o->cuda_library,
                          .is_deterministic = o->deterministic,
                          .no_context_fmha = !o->context_fmha,
-                         .no_multi_block = !o->multi_block};
+                         .no_multi_block = !o->multi_block,
+                         .no_early_launch = !o->enable_pdl};
     return hd_compute_of(o->dtype, &c->compute);
 }
 
@@ -89,6 +90,7 @@ void hd_engine_config_from(const struct hd_options *o, hd_engine_config *c) {
     c->deterministic = o->deterministic;
     c->no_context_fmha = !o->context_fmha;
     c->no_multi_block = !o->multi_block;
+    c->no_early_launch = !o->enable_pdl;
     c->gpu_memory_gib = o->gpu_memory_gib;
     c->offload_plan = o->offload_plan;
     c->repack_cache = o->repack_cache;

@@ -4,15 +4,21 @@
 
 #include "cmd/command.h"
 
-/* The same steps, run in two ways on a device that enqueues: as always, and every op apart, where
- * each kernel's op is known. On one that computes when it is called once is enough. */
+/* Steps that ran in one way. */
+typedef struct hd_profile_run {
+    int64_t *step_ns; /* [n_step] by the wall clock */
+    hd_spans spans;
+} hd_profile_run;
+
+/* The same steps, run in three ways on a device that enqueues: as always; with kernels launched in
+ * turn, so that what they wait for one another is no part of them; and every op apart, where each
+ * kernel's op is known. On one that computes when it is called once is enough. */
 typedef struct hd_profile {
     const char *what; /* "1 sequence of 128 tokens" */
     char device[256];
     int n_step;
-    int64_t *step_ns; /* [n_step] by the wall clock */
-    hd_spans spans, by_op;
-    bool has_device; /* kernels are in spans, by_op is filled */
+    hd_profile_run always, in_turn, by_op;
+    bool has_device; /* kernels are in their spans, in_turn and by_op are filled */
 } hd_profile;
 
 /* Tables, or one JSON object, on stdout. */

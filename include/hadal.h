@@ -28,6 +28,7 @@ typedef struct hd_engine_config {
     bool deterministic;       /* a GPU's results independent of what is computed beside, too */
     bool no_context_fmha;     /* a GPU's attention over a prompt: row by row */
     bool no_multi_block;      /* a GPU's attention over a context: not split over blocks */
+    bool no_early_launch;     /* a GPU's kernels: one after another */
     double gpu_memory_gib;    /* of a GPU's memory to take at most; 0: all that is free */
     const char *offload_plan; /* file: layers whose feed-forwards leave it first; NULL: by size */
     const char *repack_cache; /* folder that repacked weights are kept in; NULL: none */

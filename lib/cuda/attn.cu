@@ -469,9 +469,6 @@ template <int T, int NV> static void launch_attn(const hd_cuda_attn *a, cudaStre
     dim3 grid((unsigned)a->n_row, (unsigned)(a->n_head_kv * n_tile),
               (unsigned)(a->part != nullptr ? a->n_unit : 1));
     auto kernel = attend<T, NV>;
-    // An error stays in the runtime, as those of launches do.
-    (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               (int)shared);
     HD_LAUNCH(kernel, grid, THREADS, shared, stream, *a);
 }
 

@@ -545,8 +545,6 @@ template <class S> static void launch_split(const hd_cuda_split *s, cudaStream_t
         kernel = split_codes<S>;
     else
         kernel = split<S>;
-    (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               S::SHARED);
     if constexpr (hd_is_coded<S>)
         HD_LAUNCH(kernel, (unsigned)s->n_block, THREADS, S::SHARED, stream, *s);
     else

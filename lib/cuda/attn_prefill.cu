@@ -403,8 +403,6 @@ template <class S> static void launch_flash(const hd_cuda_flash *a, cudaStream_t
         kernel = flash_groups<S>;
     else
         kernel = flash<S>;
-    (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               S::SHARED);
     HD_LAUNCH(kernel, grid, S::THREADS, S::SHARED, stream, *a);
 }
 
@@ -674,7 +672,5 @@ extern "C" void hd_cuda_run_expand(const hd_cuda_expand *a, cudaStream_t stream)
     auto kernel = a->kv.type == HD_KV_FP8    ? expand<HD_KV_FP8>
                   : a->kv.type == HD_KV_INT8 ? expand<HD_KV_INT8>
                                              : expand<HD_KV_BF16>;
-    (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               expansion::SHARED);
     HD_LAUNCH(kernel, grid, expansion::THREADS, expansion::SHARED, stream, *a);
 }

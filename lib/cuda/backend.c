@@ -32,7 +32,6 @@ static hd_status check_device(hd_cuda *c) {
     int level;
     e = hd_cuda_check_image(&level);
     bool is_sm90 = c->prop.major == 9 && level >= 90;
-    if (e == cudaSuccess) e = hd_cuda_prepare_gemm(is_sm90);
     if (e != cudaSuccess)
         return HD_FAIL(UNSUPPORTED, "%s is sm_%d%d: this build has kernels for %s", c->prop.name,
                        c->prop.major, c->prop.minor, HD_CUDA_ARCHITECTURES);
@@ -89,6 +88,8 @@ static hd_status open_cuda(const hd_dev_config *config, void **ctx) {
     c->is_deterministic = config->is_deterministic;
     c->has_context_fmha = !config->no_context_fmha;
     c->has_multi_block = !config->no_multi_block;
+    c->has_early_launch = !config->no_early_launch;
+    hd_cuda_launch_in_turn(!c->has_early_launch);
     c->graphs = hd_cuda_graphs_new();
     hd_status s = check_device(c);
     if (s == HD_OK) s = open_queue(c);

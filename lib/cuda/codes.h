@@ -24,7 +24,9 @@ typedef struct hd_cuda_codes {
  * with a map, rounded, not ordered, of up to HD_CUDA_FP8_ROWS rows or of tiles, without a norm, and
  * room for their inputs: two E4M3 terms with a power of two for each 128, as right as BF16. */
 bool hd_cuda_can_mul_codes(const hd_cuda_mul *m, int n, const hd_cuda_codes *room);
-void hd_cuda_run_mul_codes(const hd_cuda_mul *m, int n, const hd_cuda_codes *room,
+/* False: nothing is launched, since the driver makes no map of the inputs (it made the weights').
+ */
+bool hd_cuda_run_mul_codes(const hd_cuda_mul *m, int n, const hd_cuda_codes *room,
                            cudaStream_t stream);
 
 #ifdef __cplusplus

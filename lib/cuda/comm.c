@@ -86,7 +86,9 @@ static hd_status told(ncclResult_t r, const char *what) {
     return HD_FAIL(DEVICE, "nccl: %s: %s", what, nccl.ncclGetErrorString(r));
 }
 
-static hd_status load(void) {
+static pthread_mutex_t nccl_lock = PTHREAD_MUTEX_INITIALIZER; /* of filling it */
+
+static hd_status load_locked(void) {
     if (nccl.library) return HD_OK;
     void *library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (!library)
@@ -99,6 +101,13 @@ static hd_status load(void) {
 #undef X
     nccl.library = library;
     return HD_OK;
+}
+
+static hd_status load(void) {
+    pthread_mutex_lock(&nccl_lock);
+    hd_status s = load_locked();
+    pthread_mutex_unlock(&nccl_lock);
+    return s;
 }
 
 /* A rank's communicator. Any rank's thread may abort it: what waits on the device ends at once, but

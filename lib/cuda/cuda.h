@@ -42,12 +42,13 @@ typedef struct hd_cuda {
     hd_dev_limits limits;
     enum hd_compute compute;
     bool is_deterministic; /* level 1 everywhere: kernels.h */
-    bool has_context_fmha, has_multi_block;
+    bool has_context_fmha, has_multi_block, has_early_launch;
     unsigned long long *kv_lost;      /* on the device, where kernels add to it, */
     unsigned long long *kv_lost_seen; /* and as of what the host has waited for: pinned */
     hd_cuda_gemm_how gemm;
     hd_cuda_graphs *graphs;
     bool is_profiled_by_op; /* no graphs meanwhile */
+    bool is_in_turn;        /* graphs are of kernels that are launched so */
     hd_cuda_stage stage[HD_DEV_STEPS];
     int stage_ix;
     hd_cuda_result result[HD_DEV_STEPS];
@@ -138,6 +139,8 @@ hd_cuda_graphs *hd_cuda_graphs_new(void);
 void hd_cuda_graphs_free(hd_cuda_graphs *g); /* accepts NULL */
 /* The batch's arrays moved: no graph fits any more. */
 void hd_cuda_graphs_drop(hd_cuda_graphs *g);
+/* Kernels are launched in another way: graphs are made anew, each when its shape is there. */
+void hd_cuda_graphs_renew(hd_cuda_graphs *g);
 /* Chooses the shapes for c->limits. */
 void hd_cuda_graphs_reserve(hd_cuda *c);
 /* A step with this batch (the host's) begins, its longest sequence having n_unit units; returns the
@@ -150,7 +153,7 @@ HD_MUST_CHECK hd_status hd_cuda_flush(hd_cuda *c);
 
 /* ---- profile.c: what ran on the device ---- */
 
-hd_status hd_cuda_profile(void *ctx, hd_spans *t, bool by_op);
+hd_status hd_cuda_profile(void *ctx, hd_spans *t, enum hd_profile_how how);
 /* Around the launches of an op that is not part of a graph. */
 void hd_cuda_profile_enter(const hd_cuda *c, enum hd_op op);
 void hd_cuda_profile_leave(const hd_cuda *c);

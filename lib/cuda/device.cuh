@@ -3,14 +3,13 @@
 
 #include "cuda/kernels.h"
 
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <limits.h>
 #include <math.h>
 
-#define HD_LAUNCH(kernel, grid, block, shared, stream, ...)                                        \
-    kernel<<<grid, block, shared, stream>>>(__VA_ARGS__)
 #define HD_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 
 // Programmatic dependent launch. A kernel launched early may start as soon as every block of the
@@ -29,43 +28,47 @@ static __device__ __forceinline__ void wait_for_previous(void) {
 #endif
 }
 
-// The devices of a process are alike: told by the first. Ranks of a group ask from threads of their
-// own, and find the same.
+// ---- launches: device.cu ----
+
+// The devices of a process are alike: told by the first. Any thread may ask.
 struct hd_cuda_device {
     int n_sm;
     bool has_early;    // its kernels wait for those before them by themselves
     size_t shared_max; // bytes a block
 };
-static inline hd_cuda_device hd_cuda_current(void) {
-    static hd_cuda_device known;
-    static bool is_known;
-    if (__atomic_load_n(&is_known, __ATOMIC_ACQUIRE)) return known;
-    hd_cuda_device d = {};
-    int shared = 0, level = 0;
-    (void)cudaDeviceGetAttribute(&d.n_sm, cudaDevAttrMultiProcessorCount, 0);
-    (void)cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
-    d.shared_max = (size_t)shared;
-    d.has_early = hd_cuda_check_image(&level) == cudaSuccess && level >= 90;
-    known = d;
-    __atomic_store_n(&is_known, true, __ATOMIC_RELEASE);
-    return d;
-}
+const hd_cuda_device &hd_cuda_current(void);
+// Whether HD_LAUNCH_EARLY launches early: hd_cuda_launch_in_turn.
+bool hd_cuda_launches_early(void);
+// The kernel's blocks may have all the shared memory that a block of the current device can. Any
+// thread; costs little but the first time. An error stays in the runtime, as those of launches do.
+void hd_cuda_allow_shared(const void *kernel);
+
+// A map of boxes of n_row rows, 128 bytes of each: of values of `each` bytes (1, or 2: BF16).
+struct hd_cuda_box_map {
+    const void *data; // [n_mat, n_out, row_bytes]
+    size_t each, row_bytes, mat_bytes, n_out, n_mat;
+    int n_row;
+};
+cudaError_t hd_cuda_encode_map(const hd_cuda_box_map &b, CUtensorMap *map);
 
 // Errors stay in the runtime, as those of <<<>>> do.
 template <typename... P, typename... A>
-static void hd_cuda_launch_early(void (*kernel)(P...), dim3 grid, unsigned block, size_t shared,
-                                 cudaStream_t stream, A... args) {
+static void hd_cuda_launch(bool is_early, void (*kernel)(P...), dim3 grid, unsigned block,
+                           size_t shared, cudaStream_t stream, A... args) {
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = grid, config.blockDim = dim3(block);
     config.dynamicSmemBytes = shared, config.stream = stream;
-    config.attrs = &early, config.numAttrs = hd_cuda_current().has_early ? 1 : 0;
+    config.attrs = &early, config.numAttrs = is_early && hd_cuda_launches_early() ? 1 : 0;
+    if (shared > 0) hd_cuda_allow_shared((const void *)kernel);
     (void)cudaLaunchKernelEx(&config, kernel, P(args)...);
 }
+#define HD_LAUNCH(kernel, grid, block, shared, stream, ...)                                        \
+    hd_cuda_launch(false, kernel, grid, block, shared, stream, __VA_ARGS__)
 #define HD_LAUNCH_EARLY(kernel, grid, block, shared, stream, ...)                                  \
-    hd_cuda_launch_early(kernel, grid, block, shared, stream, __VA_ARGS__)
+    hd_cuda_launch(true, kernel, grid, block, shared, stream, __VA_ARGS__)
 
 static __device__ __forceinline__ float bf16_value(uint32_t bits) {
     return __uint_as_float(bits << 16);

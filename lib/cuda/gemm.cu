@@ -2,34 +2,16 @@
 #include "cuda/decode.cuh"
 #include "cuda/gemm.cuh"
 
-#include <cudaTypedefs.h>
 #include <string.h>
 
-extern "C" cudaError_t hd_cuda_prepare_gemm(bool is_sm90) {
-    cudaError_t e = gemm_mma_prepare();
-    return e == cudaSuccess && is_sm90 ? gemm_wgmma_prepare() : e;
-}
-
 extern "C" cudaError_t hd_cuda_make_map(const hd_cuda_mat *w, void *map) {
-    PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode,
-                                                     12000, cudaEnableDefault, &found);
-    if (e != cudaSuccess) return e;
-    if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
-    alignas(64) CUtensorMap m;
+    CUtensorMap m;
     static_assert(sizeof m == HD_CUDA_MAP_BYTES, "the driver's type");
-    bool is_fp8 = w->format == HD_F8_B128; // boxes of 128 bytes, either way
-    cuuint64_t each = is_fp8 ? 1 : 2;
-    cuuint64_t size[3] = {w->row_bytes / each, (cuuint64_t)w->n_out, (cuuint64_t)w->n_mat};
-    cuuint64_t stride[2] = {w->row_bytes, w->mat_bytes};
-    cuuint32_t box[3] = {(cuuint32_t)(128 / each), HD_CUDA_BOX_ROWS, 1}, step[3] = {1, 1, 1};
-    CUresult r =
-        encode(&m, is_fp8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
-               (void *)w->data, size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (r != CUDA_SUCCESS) return cudaErrorInvalidValue;
+    size_t each = w->format == HD_F8_B128 ? 1 : 2;
+    cudaError_t e = hd_cuda_encode_map({w->data, each, w->row_bytes, w->mat_bytes, (size_t)w->n_out,
+                                        (size_t)w->n_mat, HD_CUDA_BOX_ROWS},
+                                       &m);
+    if (e != cudaSuccess) return e;
     memcpy(map, &m, sizeof m);
     return cudaSuccess;
 }

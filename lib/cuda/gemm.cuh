@@ -15,9 +15,7 @@ struct gemm_pair {
     int n;
 };
 
-cudaError_t gemm_mma_prepare(void);
 void gemm_mma_run(const gemm_pair &p, int n_block, cudaStream_t stream);
-cudaError_t gemm_wgmma_prepare(void);
 void gemm_wgmma_run(const gemm_pair &p, int n_block, cudaStream_t stream);
 
 // A tile: matrix, rows, outputs of which product.
@@ -111,7 +109,9 @@ static __device__ __forceinline__ void store4(const hd_cuda_mul &m, size_t at, c
 static __device__ __forceinline__ void gemm_put4(const hd_cuda_mul &m, size_t at, int o,
                                                  const float v[4]) {
     at += (size_t)o;
-    if (o + 3 < m.w.n_out && at % 4 == 0) {
+    bool is_rounded = m.y_bf16 != nullptr;
+    uintptr_t to = is_rounded ? (uintptr_t)(m.y_bf16 + at) : (uintptr_t)(m.y + at);
+    if (o + 3 < m.w.n_out && (to & (is_rounded ? 7 : 15)) == 0) {
         store4(m, at, v);
     } else {
 #pragma unroll

@@ -201,19 +201,6 @@ static __global__ void __launch_bounds__(N_THREAD, 1)
 #endif
 }
 
-template <int WIDTH, bool GATED> static cudaError_t prepare(void) {
-    return cudaFuncSetAttribute(gemm_wgmma<WIDTH, GATED>,
-                                cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                (int)shared_bytes<WIDTH>);
-}
-
-cudaError_t gemm_wgmma_prepare(void) {
-    cudaError_t e = prepare<128, false>();
-    if (e == cudaSuccess) e = prepare<128, true>();
-    if (e == cudaSuccess) e = prepare<256, false>();
-    return e == cudaSuccess ? prepare<256, true>() : e;
-}
-
 // Rounds of tiles that the blocks make, at least.
 static int rounds_of(const gemm_pair &p, int n_col, int n_block) {
     int n = 0;

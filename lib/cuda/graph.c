@@ -58,6 +58,11 @@ void hd_cuda_graphs_drop(hd_cuda_graphs *g) {
         for (int u = 0; u < UNITS_MAX; u++) drop(&g->step[r][u]);
 }
 
+void hd_cuda_graphs_renew(hd_cuda_graphs *g) {
+    hd_cuda_graphs_drop(g);
+    g->was_rehearsed = false;
+}
+
 void hd_cuda_graphs_free(hd_cuda_graphs *g) {
     if (!g) return;
     hd_cuda_graphs_drop(g);

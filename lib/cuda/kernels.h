@@ -127,8 +127,6 @@ typedef struct hd_cuda_gemm_how {
 } hd_cuda_gemm_how;
 void hd_cuda_run_gemm(const hd_cuda_mul *m, int n, const hd_cuda_gemm_how *how,
                       cudaStream_t stream);
-/* Once, before the first of them; is_sm90 as in hd_cuda_gemm_how. */
-cudaError_t hd_cuda_prepare_gemm(bool is_sm90);
 /* Writes a map of HD_CUDA_MAP_BYTES for w, whose data is BF16, to host memory. */
 cudaError_t hd_cuda_make_map(const hd_cuda_mat *w, void *map);
 
@@ -230,6 +228,10 @@ void hd_cuda_run_sum_ranks(const float *all, int n_rank, size_t n, float *x, cud
  * 10*major + minor, that those it runs were compiled for, which may be older than the device. */
 cudaError_t hd_cuda_check_image(int *level);
 bool hd_cuda_can_decode(enum hd_format f);
+
+/* From now on (of the process) no kernel is launched before the one in front of it has ended, also
+ * where it could wait for it by itself. Graphs that were captured before stay as they are. */
+void hd_cuda_launch_in_turn(bool on);
 
 #ifdef __cplusplus
 }

@@ -170,8 +170,6 @@ static void launch(const stream_args &a, long long n_item, size_t inputs, cudaSt
     int n_fit = fp8_blocks<NT> * own > hd_cuda_current().shared_max ? 1 : fp8_blocks<NT>;
     long long n_slot = n_fit * (long long)hd_cuda_current().n_sm;
     auto kernel = mul_fp8<NT>;
-    (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               (int)shared);
     HD_LAUNCH_EARLY(kernel, dim3((unsigned)(n_item < n_slot ? n_item : n_slot)), 256, shared,
                     stream, a);
 }

@@ -12,7 +12,6 @@
 #include "cuda/mul.cuh"
 #include "cuda/sm90.cuh"
 
-#include <cudaTypedefs.h>
 #include <string.h>
 
 constexpr int OUTS = 64, DEPTH = 128, N_STAGE = 4, N_THREAD = 160, MOST = HD_CUDA_CODE_TILE;
@@ -451,27 +450,14 @@ extern "C" bool hd_cuda_can_mul_codes(const hd_cuda_mul *m, int n, const hd_cuda
     return n_byte <= room->n_byte;
 }
 
-static bool encode(const coded_inputs &x, int n_in, CUtensorMap *map) {
-    static PFN_cuTensorMapEncodeTiled_v12000 known;
-    PFN_cuTensorMapEncodeTiled_v12000 call = __atomic_load_n(&known, __ATOMIC_ACQUIRE);
-    cudaDriverEntryPointQueryResult found;
-    if (call == nullptr) {
-        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&call, 12000,
-                                             cudaEnableDefault, &found) != cudaSuccess)
-            return false;
-        __atomic_store_n(&known, call, __ATOMIC_RELEASE);
-    }
-    cuuint64_t width = (cuuint64_t)n_in * 2, size[3] = {width, (cuuint64_t)x.n_row, 1};
-    cuuint64_t stride[2] = {width, width * (cuuint64_t)x.n_row};
-    cuuint32_t box[3] = {DEPTH, 8, 1}, step[3] = {1, 1, 1};
-    return call(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, x.term, size, stride, box, step,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+// Boxes of eight rows.
+static bool make_map(const coded_inputs &x, int n_in, CUtensorMap *map) {
+    size_t width = (size_t)n_in * 2, n_row = (size_t)x.n_row;
+    return hd_cuda_encode_map({x.term, 1, width, width * n_row, n_row, 1, 8}, map) == cudaSuccess;
 }
 
 // Dense products first: their weights are known before anything else is, and they take longest.
-extern "C" void hd_cuda_run_mul_codes(const hd_cuda_mul *m, int n, const hd_cuda_codes *room,
+extern "C" bool hd_cuda_run_mul_codes(const hd_cuda_mul *m, int n, const hd_cuda_codes *room,
                                       cudaStream_t stream) {
     code_args a = {};
     code_rows_args r = {};
@@ -493,14 +479,13 @@ extern "C" void hd_cuda_run_mul_codes(const hd_cuda_mul *m, int n, const hd_cuda
         int n_row = coded_rows(from);
         unsigned n_group = (unsigned)n_row * (unsigned)(from->w.n_in / DEPTH);
         a.x[i] = r.to[i] = {to, (float *)(to + (size_t)n_group * 2 * DEPTH), n_row};
-        if (n_group > 0) (void)encode(a.x[i], from->w.n_in, &maps.x[i]);
+        if (n_group > 0 && !make_map(a.x[i], from->w.n_in, &maps.x[i])) return false;
         to += coded_bytes(from, n_row);
         n_block = n_block > (n_group + 7) / 8 ? n_block : (n_group + 7) / 8;
     }
-    if (n_item == 0 || n_block == 0) return;
+    if (n_item == 0 || n_block == 0) return true;
     HD_LAUNCH_EARLY(code_rows, dim3(n_block, (unsigned)n), 256, 0, stream, r);
-    (void)cudaFuncSetAttribute((const void *)mul_codes, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               (int)SHARED_BYTES);
     HD_LAUNCH_EARLY(mul_codes, dim3((unsigned)(n_item < n_slot ? n_item : n_slot)), N_THREAD,
                     SHARED_BYTES, stream, a, maps);
+    return true;
 }

@@ -41,7 +41,7 @@ static bool is_coded(const hd_cuda *c, const hd_cuda_mul *m, int n, int n_row,
 void hd_cuda_multiply(const hd_cuda *c, const hd_cuda_mul *m, int n, int n_row) {
     hd_cuda_codes room;
     if (is_coded(c, m, n, n_row, &room))
-        hd_cuda_run_mul_codes(m, n, &room, c->stream);
+        HD_ASSERT(hd_cuda_run_mul_codes(m, n, &room, c->stream));
     else
         hd_cuda_run_mul(m, n, c->stream);
 }

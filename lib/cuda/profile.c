@@ -181,7 +181,6 @@ static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL
 enum { N_KIND = sizeof kinds / sizeof kinds[0], N_KIND_ALWAYS = 2 };
 
 static hd_status begin(hd_cuda *c, hd_spans *t, bool by_op) {
-    HD_TRY(open_cupti());
     HD_TRY(hd_cuda_told(cudaDeviceSynchronize(), "before profiling"));
     profiler.record = hd_alloc(RECORDS_MAX * sizeof *profiler.record);
     profiler.origin = hd_alloc(RECORDS_MAX * sizeof *profiler.origin);
@@ -222,11 +221,21 @@ static hd_status end(hd_cuda *c) {
     return s;
 }
 
-hd_status hd_cuda_profile(void *ctx, hd_spans *t, bool by_op) {
+/* Only where they are launched early is there a difference. */
+static void launch_in_turn(hd_cuda *c, bool on) {
+    if (c->is_in_turn == on || !c->has_early_launch) return;
+    c->is_in_turn = on;
+    hd_cuda_launch_in_turn(on);
+    hd_cuda_graphs_renew(c->graphs);
+}
+
+hd_status hd_cuda_profile(void *ctx, hd_spans *t, enum hd_profile_how how) {
     hd_cuda *c = ctx;
     HD_TRY(hd_cuda_flush(c));
     if (profiler.to) HD_TRY(end(c));
-    return t ? begin(c, t, by_op) : HD_OK;
+    if (t) HD_TRY(open_cupti());
+    launch_in_turn(c, t && how != HD_PROFILE_ALWAYS);
+    return t ? begin(c, t, how == HD_PROFILE_BY_OP) : HD_OK;
 }
 
 static const char *const op_name[] = {
@@ -252,9 +261,9 @@ void hd_cuda_profile_leave(const hd_cuda *c) {
 
 #else
 
-hd_status hd_cuda_profile(void *ctx, hd_spans *t, bool by_op) {
+hd_status hd_cuda_profile(void *ctx, hd_spans *t, enum hd_profile_how how) {
     (void)ctx;
-    (void)by_op;
+    (void)how;
     return t ? HD_FAIL(UNSUPPORTED, "this cuda backend was built without cupti.h") : HD_OK;
 }
 void hd_cuda_profile_enter(const hd_cuda *c, enum hd_op op) {

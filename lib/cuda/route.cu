@@ -384,8 +384,6 @@ template <int F> static void launch_route(const route_args *p, cudaStream_t stre
     int n_row = a->n_row < p->group_rows ? a->n_row : p->group_rows;
     auto kernel = n_row == 1 ? route_rows<F, 1> : route_rows<F, GROUP>;
     size_t shared = (size_t)n_row * (size_t)a->d_model * sizeof(float);
-    (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               (int)shared);
     dim3 grid((unsigned)((a->n_expert + GROUP - 1) / GROUP),
               (unsigned)((a->n_row + p->group_rows - 1) / p->group_rows));
     HD_LAUNCH_EARLY(kernel, grid, 256, shared, stream, *p);

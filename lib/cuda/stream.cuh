@@ -235,8 +235,6 @@ template <int F> static void launch_stream(const hd_cuda_mul *m, int n, cudaStre
     unsigned n_block = (unsigned)(n_item < n_slot ? n_item : n_slot);
     if (n_block == 0) return;
     auto kernel = is_few ? mul_stream<F, 1> : mul_stream<F, 2>;
-    (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               (int)shared);
     HD_LAUNCH_EARLY(kernel, dim3(n_block), 256, shared, stream, a);
 }
 

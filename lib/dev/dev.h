@@ -32,6 +32,7 @@ typedef struct hd_dev_config {
     bool is_deterministic; /* level 1 on a GPU, too, where that costs speed */
     bool no_context_fmha;  /* a GPU computes the attention of a prompt row by row */
     bool no_multi_block;   /* a GPU computes the attention of a row and 16 heads in one block */
+    bool no_early_launch;  /* a GPU's kernels start when those before them have ended */
 } hd_dev_config;
 
 /* "auto", "float32", "bfloat16" (vLLM's names); NULL: auto. */
@@ -139,10 +140,9 @@ typedef struct hd_dev_ops {
     /* Optional (NULL): takes about a second, allocates out->buffer_bytes meanwhile. */
     hd_status (*roofline)(void *ctx, hd_dev_roofline *out);
     /* Optional (NULL; a device that computes when it is called needs none): from now on what runs
-     * is noted; t NULL: waits for all of it, adds it to the t of before, and ends. by_op: every op
-     * is launched apart, so that each span knows its own; else as always. HD_E_UNSUPPORTED says
-     * what is missing. */
-    hd_status (*profile)(void *ctx, hd_spans *t, bool by_op);
+     * is noted; t NULL: waits for all of it, adds it to the t of before, and ends. Memory may be
+     * taken when `how` changes. HD_E_UNSUPPORTED says what is missing. */
+    hd_status (*profile)(void *ctx, hd_spans *t, enum hd_profile_how how);
     /* Optional (NULL): from now on o (copied; NULL: nobody) is told the inputs of products. */
     void (*observe)(void *ctx, const hd_dev_observer *o);
 #define HD_OP(name, what) void (*name)(void *ctx, const struct hd_op_##name *args);

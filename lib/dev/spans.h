@@ -20,6 +20,14 @@ enum hd_span_kind {
 };
 enum { HD_LANE_HOST = -1 };
 
+/* How a device that is profiled runs. Where kernels are launched early, their spans hold what they
+ * wait for one another; launched in turn they do not. */
+enum hd_profile_how {
+    HD_PROFILE_ALWAYS,  /* as always */
+    HD_PROFILE_IN_TURN, /* no kernel starts before the one in front of it has ended */
+    HD_PROFILE_BY_OP    /* in turn, and each op apart, so that each span knows its own */
+};
+
 typedef struct hd_span {
     enum hd_span_kind kind;
     enum hd_op op; /* HD_OP_COUNT: of none, or it is not known of which (a replayed graph) */

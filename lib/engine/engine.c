@@ -79,7 +79,8 @@ static hd_status device_config(const hd_engine_config *c, hd_dev_config *out) {
                         .cuda_library = c->cuda_library,
                         .is_deterministic = c->deterministic,
                         .no_context_fmha = c->no_context_fmha,
-                        .no_multi_block = c->no_multi_block};
+                        .no_multi_block = c->no_multi_block,
+                        .no_early_launch = c->no_early_launch};
     *out = dc;
     return hd_compute_of(c->dtype, &out->compute);
 }

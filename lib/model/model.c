@@ -322,9 +322,9 @@ hd_status hd_model_forward(hd_model *m, const hd_batch *b, const float **logits)
     return HD_OK;
 }
 
-hd_status hd_model_profile(hd_model *m, hd_spans *t, bool by_op) {
+hd_status hd_model_profile(hd_model *m, hd_spans *t, enum hd_profile_how how) {
     m->spans = NULL;
-    if (m->dev.ops->profile) HD_TRY(m->dev.ops->profile(m->dev.ctx, t, by_op));
+    if (m->dev.ops->profile) HD_TRY(m->dev.ops->profile(m->dev.ctx, t, how));
     m->spans = t;
     return HD_OK;
 }

@@ -115,8 +115,8 @@ hd_offload_facts hd_model_offload(const hd_model *m);
 HD_MUST_CHECK hd_status hd_model_forward(hd_model *m, const hd_batch *b, const float **logits);
 
 /* From now on the calls of ops, and what runs on the device, are noted in t (borrowed); t NULL: no
- * longer, t of before is complete then. by_op: see hd_dev_ops.profile. */
-HD_MUST_CHECK hd_status hd_model_profile(hd_model *m, hd_spans *t, bool by_op);
+ * longer, t of before is complete then. how: of the device. */
+HD_MUST_CHECK hd_status hd_model_profile(hd_model *m, hd_spans *t, enum hd_profile_how how);
 
 /* The same in two parts, with the device choosing the tokens as b->draw says: enqueue may return
  * before the step has run, so that the next one can be enqueued before its tokens are fetched; that

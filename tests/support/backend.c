@@ -28,7 +28,8 @@ hd_dev_config test_dev_config(void) {
                            .compute = is_bfloat16() ? HD_COMPUTE_BFLOAT16 : HD_COMPUTE_FLOAT32,
                            .is_deterministic = test_is_deterministic(),
                            .no_context_fmha = is_off("HADAL_TEST_CONTEXT_FMHA"),
-                           .no_multi_block = is_off("HADAL_TEST_MULTI_BLOCK")};
+                           .no_multi_block = is_off("HADAL_TEST_MULTI_BLOCK"),
+                           .no_early_launch = is_off("HADAL_TEST_PDL")};
 }
 
 void test_need_backend(void) {

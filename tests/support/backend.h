@@ -8,7 +8,8 @@
 /* HADAL_TEST_BACKEND; NULL: the test's own choice. */
 const char *test_backend(void);
 /* HADAL_TEST_DTYPE, else float32, whatever the product's default is. Deterministic unless
- * HADAL_TEST_DETERMINISTIC is 0; HADAL_TEST_CONTEXT_FMHA and HADAL_TEST_MULTI_BLOCK: 0 is off. */
+ * HADAL_TEST_DETERMINISTIC is 0; of HADAL_TEST_CONTEXT_FMHA, HADAL_TEST_MULTI_BLOCK and
+ * HADAL_TEST_PDL 0 is off. */
 hd_dev_config test_dev_config(void);
 /* Leaves the program, so that the test counts as skipped, when the backend under test cannot be
  * opened, and says why. */

@@ -31,7 +31,7 @@ enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 17)
 find_package(CUDAToolkit REQUIRED)
 
-file(GLOB CUDA_SOURCES CONFIGURE_DEPENDS lib/cuda/*.c lib/cuda/*.cu lib/base/mem.c)
+file(GLOB CUDA_SOURCES CONFIGURE_DEPENDS lib/cuda/*.c lib/cuda/*.cu lib/base/mem.c lib/base/batch.c)
 add_library(hadal_cuda SHARED ${CUDA_SOURCES})
 set_target_properties(hadal_cuda PROPERTIES
     C_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden
@@ -39,8 +39,9 @@ set_target_properties(hadal_cuda PROPERTIES
     LINK_FLAGS "-Wl,--no-undefined -Wl,--exclude-libs,ALL")
 string(REPLACE "-real" "" names "sm_${HADAL_CUDA_ARCHITECTURES}")
 string(REPLACE ";" ", sm_" names "${names}")
+set_source_files_properties(lib/cuda/backend.c PROPERTIES COMPILE_DEFINITIONS "HD_DEV_CONTRACT=\"${CONTRACT}\"")
 target_compile_definitions(hadal_cuda PRIVATE _GNU_SOURCE $<$<CONFIG:Debug>:HD_DEBUG=1>
-    HD_DEV_CONTRACT="${CONTRACT}" "HD_CUDA_ARCHITECTURES=\"${names}\"")
+    "HD_CUDA_ARCHITECTURES=\"${names}\"")
 target_include_directories(hadal_cuda PRIVATE lib)
 # The profiling interface's header is enough: its library is opened when profiling begins (lib/cuda/profile.c).
 find_path(CUPTI_INCLUDE cupti.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${CUDAToolkit_LIBRARY_ROOT}/extras/CUPTI/include)

@@ -46,13 +46,8 @@ void hd_batch_clear(hd_batch *b) {
     b->seq_row0[0] = b->seq_page0[0] = 0;
 }
 
-void hd_batch_copy(hd_batch *to, const hd_batch *from) {
+void hd_batch_copy_arrays(hd_batch *to, const hd_batch *from) {
     size_t n_row = (size_t)from->n_row, n_seq = (size_t)from->n_seq;
-    HD_ASSERT(from->n_row <= to->n_row_max && from->n_seq <= to->n_seq_max);
-    HD_ASSERT(from->n_page <= to->n_page_max && from->page_tok == to->page_tok);
-    to->n_row = from->n_row, to->n_seq = from->n_seq, to->n_page = from->n_page;
-    to->n_out = from->n_out, to->n_copy = from->n_copy;
-    to->layer0 = from->layer0, to->layer1 = from->layer1, to->chunk_ix = from->chunk_ix;
     memcpy(to->token, from->token, n_row * sizeof *to->token);
     memcpy(to->pos, from->pos, n_row * sizeof *to->pos);
     memcpy(to->row_seq, from->row_seq, n_row * sizeof *to->row_seq);
@@ -63,6 +58,15 @@ void hd_batch_copy(hd_batch *to, const hd_batch *from) {
     memcpy(to->seq_page0, from->seq_page0, (n_seq + 1) * sizeof *to->seq_page0);
     memcpy(to->page, from->page, (size_t)from->n_page * sizeof *to->page);
     memcpy(to->out_row, from->out_row, (size_t)from->n_out * sizeof *to->out_row);
+}
+
+void hd_batch_copy(hd_batch *to, const hd_batch *from) {
+    HD_ASSERT(from->n_row <= to->n_row_max && from->n_seq <= to->n_seq_max);
+    HD_ASSERT(from->n_page <= to->n_page_max && from->page_tok == to->page_tok);
+    to->n_row = from->n_row, to->n_seq = from->n_seq, to->n_page = from->n_page;
+    to->n_out = from->n_out, to->n_copy = from->n_copy;
+    to->layer0 = from->layer0, to->layer1 = from->layer1, to->chunk_ix = from->chunk_ix;
+    hd_batch_copy_arrays(to, from);
     memcpy(to->copy_from, from->copy_from, sizeof to->copy_from);
     memcpy(to->copy_to, from->copy_to, sizeof to->copy_to);
 }

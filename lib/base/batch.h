@@ -73,6 +73,8 @@ void hd_batch_fini(hd_batch *b);
 void hd_batch_clear(hd_batch *b);
 /* All but draws; `to` has room. */
 void hd_batch_copy(hd_batch *to, const hd_batch *from);
+/* The arrays alone, to the front of those of `to`, whose counts stay; draws and copies are left. */
+void hd_batch_copy_arrays(hd_batch *to, const hd_batch *from);
 /* Asserts every invariant written above. */
 void hd_batch_check(const hd_batch *b);
 

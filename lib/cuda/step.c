@@ -111,21 +111,6 @@ hd_status hd_cuda_reserve_step(hd_cuda *c) {
     return make_room_for(c, &(hd_batch){.n_page_max = l->n_table, .page_tok = l->page_tok});
 }
 
-static void copy_arrays(const hd_batch *from, hd_batch *to) {
-    size_t n_row = (size_t)from->n_row, n_seq = (size_t)from->n_seq, n_out = (size_t)from->n_out;
-    memcpy(to->token, from->token, n_row * sizeof *to->token);
-    memcpy(to->pos, from->pos, n_row * sizeof *to->pos);
-    memcpy(to->row_seq, from->row_seq, n_row * sizeof *to->row_seq);
-    memcpy(to->kv_row, from->kv_row, n_row * sizeof *to->kv_row);
-    memcpy(to->form, from->form, n_row * sizeof *to->form);
-    memcpy(to->seq_slot, from->seq_slot, n_seq * sizeof *to->seq_slot);
-    memcpy(to->seq_row0, from->seq_row0, (n_seq + 1) * sizeof *to->seq_row0);
-    memcpy(to->seq_page0, from->seq_page0, (n_seq + 1) * sizeof *to->seq_page0);
-    memcpy(to->out_row, from->out_row, n_out * sizeof *to->out_row);
-    memcpy(to->draw, from->draw, n_out * sizeof *to->draw);
-    memcpy(to->page, from->page, (size_t)from->n_page * sizeof *to->page);
-}
-
 /* Rows from->n_row .. to->n_row of a decoding step, a sequence each. */
 static void fill_up(const hd_cuda *c, const hd_batch *from, hd_batch *to) {
     for (int r = from->n_row; r < to->n_row; r++) {
@@ -180,7 +165,8 @@ hd_status hd_cuda_upload(void *ctx, const hd_batch *b, const hd_batch **out) {
     hd_cuda_split_row *split, *split_device;
     char *host = place_arrays(&staged, &split, s->host);
     char *device = place_arrays(&c->batch, &split_device, c->batch_memory);
-    copy_arrays(b, &staged);
+    hd_batch_copy_arrays(&staged, b);
+    memcpy(staged.draw, b->draw, (size_t)b->n_out * sizeof *b->draw);
     fill_up(c, b, &staged);
     hd_cuda_plan_make(&c->plan, &staged);
     hd_cuda_forms_make(c, &staged);

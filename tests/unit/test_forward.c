@@ -3,6 +3,7 @@
  */
 #include "support/backend.h"
 #include "support/check.h"
+#include "support/cut_layers.h"
 
 #include "model/score.h"
 
@@ -350,6 +351,30 @@ static void every_split_gives_the_same_bits(void **state) {
     free(id);
 }
 
+/* A step may have some of the layers; the residual stream is kept between two. */
+static void layers_in_several_steps_give_the_same_bits(void **state) {
+    (void)state;
+    enum { N_TOK = 120 }; /* two chunks */
+    int32_t *id = random_ids(N_TOK, 9);
+    for (size_t c = 0; c < HD_COUNT_OF(backends) * (size_t)n_family; c++) {
+        loaded l = open_family(backends[c % 2].backend, family_names[c / 2], HD_KV_F32);
+        float *cut = malloc((size_t)N_TOK * (size_t)l.n_vocab * sizeof *cut);
+        assert_true(hd_model_hparams(l.model)->n_layer > 1);
+        for (int form = HD_MLA_ABSORBED; form < n_forms(&l); form++) {
+            float *whole = logits_of(&l, id, N_TOK, (way){form, 0, 0, 1});
+            for (int each = 1; each < hd_model_hparams(l.model)->n_layer; each++) {
+                assert_ok(
+                    test_cut_layers(l.model, &l.opt, id, N_TOK, (enum hd_mla_form)form, each, cut));
+                assert_same_bits(&l, cut, whole, N_TOK, "layers a step", each);
+            }
+            free(whole);
+        }
+        free(cut);
+        close_family(&l);
+    }
+    free(id);
+}
+
 /* Grouped-query attention has no forms: what a position records of one changes nothing. */
 static void the_form_is_of_latent_attention_alone(void **state) {
     (void)state;
@@ -602,6 +627,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(families_match_the_reference),
         cmocka_unit_test(every_split_gives_the_same_bits),
+        cmocka_unit_test(layers_in_several_steps_give_the_same_bits),
         cmocka_unit_test(the_form_is_of_latent_attention_alone),
         cmocka_unit_test(a_ragged_batch_equals_each_alone),
         cmocka_unit_test(stale_cache_rows_are_not_read),

@@ -1,6 +1,7 @@
 /* Feed-forwards on the host: the same bits as on the device, the layers that were asked for, and
  * what happens when the device breaks between. The device is far: nothing there can be followed. */
 #include "support/check.h"
+#include "support/cut_layers.h"
 #include "support/far_dev.h"
 #include "support/files.h"
 
@@ -60,12 +61,17 @@ static void keep(void *user, int seq, int pos, const float *logits) {
            (size_t)s->n_vocab * sizeof *logits);
 }
 
-/* [N_TOK, n_vocab] on the heap. */
-static float *logits_of(loaded *l) {
+/* [N_TOK, n_vocab] on the heap. n_each: layers a step, 0: all. */
+static float *logits_of(loaded *l, int n_each) {
     int32_t id[N_TOK];
     struct sink sink = {.n_vocab = hd_model_hparams(l->model)->n_vocab};
     sink.logits = calloc(N_TOK, (size_t)sink.n_vocab * sizeof *sink.logits);
     for (int i = 0; i < N_TOK; i++) id[i] = (7 * i + 3) % sink.n_vocab;
+    if (n_each > 0) {
+        assert_ok(
+            test_cut_layers(l->model, &l->opt, id, N_TOK, HD_MLA_ABSORBED, n_each, sink.logits));
+        return sink.logits;
+    }
     hd_scorer *s = hd_scorer_new(l->model, &l->opt, 1);
     assert_int_equal(
         hd_scorer_add(s, &(hd_score_spec){.token = id, .n_tok = N_TOK, .n_tok_max = N_TOK}), 0);
@@ -104,7 +110,7 @@ static void test_same_bits(void **state) {
     for (size_t f = 0; f < HD_COUNT_OF(families); f++) {
         loaded l;
         assert_ok(try_open(families[f], false, 0, NULL, &l));
-        float *expected = logits_of(&l);
+        float *expected = logits_of(&l, 0);
         uint64_t all = hd_model_weight_bytes(l.model);
         int n_layer = hd_model_hparams(l.model)->n_layer;
         size_t n_byte = (size_t)N_TOK * (size_t)hd_model_hparams(l.model)->n_vocab * sizeof(float);
@@ -124,9 +130,11 @@ static void test_same_bits(void **state) {
             assert_true(facts.n_layer >= seen && facts.token_bytes <= facts.n_byte);
             assert_true(facts.n_layer == 0 || all - facts.n_byte <= bound);
             seen = facts.n_layer;
-            float *got = logits_of(&l);
-            assert_memory_equal(got, expected, n_byte);
-            free(got);
+            for (int each = 0; each < n_layer; each++) {
+                float *got = logits_of(&l, each);
+                assert_memory_equal(got, expected, n_byte);
+                free(got);
+            }
             close_all(&l);
         }
         assert_int_equal(seen, n_layer); /* at the end all of them were there */

@@ -7,6 +7,7 @@
 #include "support/backend.h"
 #include "support/canon.h"
 #include "support/check.h"
+#include "support/cut_layers.h"
 #include "support/files.h"
 
 #include "model/score.h"
@@ -71,6 +72,7 @@ typedef struct rank {
     const char *backend;
     bool is_expert_parallel;
     int break_at; /* the upload that fails; 0: none */
+    int n_each;   /* layers a step; 0: all */
     hd_status status;
     char text[256];
     float *logits; /* [N_TOK, n_vocab] */
@@ -107,6 +109,8 @@ static hd_status run_model(rank *r, hd_model *m, const hd_model_options *o) {
     r->logits = calloc(N_TOK, (size_t)r->n_vocab * sizeof *r->logits);
     int32_t id[N_TOK];
     for (int i = 0; i < N_TOK; i++) id[i] = (7 * i + 3) % 200;
+    if (r->n_each > 0)
+        return test_cut_layers(m, o, id, N_TOK, HD_MLA_ABSORBED, r->n_each, r->logits);
     hd_scorer *s = hd_scorer_new(m, o, 1);
     int seq = hd_scorer_add(s, &(hd_score_spec){.token = id, .n_tok = N_TOK, .n_tok_max = N_TOK});
     int n = seq;
@@ -189,6 +193,7 @@ static void run(const char *family, rank *r, int n_rank) {
         r[i].number = i;
         r[i].backend = r[0].backend;
         r[i].is_expert_parallel = r[0].is_expert_parallel;
+        r[i].n_each = r[0].n_each;
         assert_int_equal(pthread_create(&r[i].thread, NULL, rank_thread, &r[i]), 0);
     }
     for (int i = 0; i < n; i++) pthread_join(r[i].thread, NULL);
@@ -300,6 +305,27 @@ static void one_rank_is_the_whole(void **state) {
     free_logits(one, 1);
 }
 
+/* Slices of layers: every rank computes the same ones, whose sums go over the same ranks. */
+static void layers_in_several_steps_give_the_same_bits(void **state) {
+    (void)state;
+    for (size_t b = 0; b < n_backend; b++)
+        for (int k = 0; k < 2; k++) {
+            rank whole[RANK_MAX] = {{.backend = backends[b], .is_expert_parallel = k == 1}};
+            rank cut[RANK_MAX] = {
+                {.backend = backends[b], .is_expert_parallel = k == 1, .n_each = 1}};
+            run("v3", whole, 2);
+            run("v3", cut, 2);
+            size_t n_byte = (size_t)N_TOK * (size_t)whole->n_vocab * sizeof(float);
+            for (int i = 0; i < 2; i++) {
+                assert_int_equal(whole[i].status, HD_OK);
+                assert_int_equal(cut[i].status, HD_OK);
+                assert_memory_equal(cut[i].logits, whole[0].logits, n_byte);
+            }
+            free_logits(whole, 2);
+            free_logits(cut, 2);
+        }
+}
+
 /* ---- what cannot be ---- */
 
 static void what_does_not_divide_is_named(void **state) {
@@ -370,6 +396,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_rank_is_the_whole),
         cmocka_unit_test(ranks_agree_with_one),
+        cmocka_unit_test(layers_in_several_steps_give_the_same_bits),
         cmocka_unit_test(what_does_not_divide_is_named),
         cmocka_unit_test_setup_teardown(columns_are_cut_between_blocks, test_dir_make,
                                         test_dir_remove),

@@ -1,19 +1,20 @@
+/* A prompt in chunks of rows, each of them in slices of layers. */
 #include "support/cut_layers.h"
 
 #include <string.h>
 
 /* Rows pos .. pos + n - 1 of the one sequence, without outputs. */
-static void fill(hd_batch *b, const int32_t *id, int pos, int n, enum hd_mla_form form) {
+static void fill(hd_batch *b, const hd_score_spec *what, int pos, int n) {
     hd_batch_clear(b);
     b->n_row = n, b->n_seq = 1, b->n_page = (pos + n - 1) / b->page_tok + 1;
     b->seq_slot[0] = 0;
     b->seq_row0[1] = n, b->seq_page0[1] = b->n_page;
     for (int i = 0; i < b->n_page; i++) b->page[i] = i;
     for (int r = 0; r < n; r++) {
-        b->token[r] = id[pos + r];
+        b->token[r] = what->token[pos + r];
         b->pos[r] = b->kv_row[r] = pos + r;
         b->row_seq[r] = 0;
-        b->form[r] = (uint8_t)form;
+        b->form[r] = (uint8_t)what->form;
     }
 }
 
@@ -29,16 +30,16 @@ static hd_status run_layers(hd_model *m, hd_batch *b, int n_each, const float **
     return HD_OK;
 }
 
-hd_status test_cut_layers(hd_model *m, const hd_model_options *o, const int32_t *id, int n_tok,
-                          enum hd_mla_form form, int n_each, float *logits) {
+hd_status test_cut_layers(hd_model *m, const hd_model_options *o, const hd_score_spec *what,
+                          int n_each, float *logits) {
     size_t n_vocab = (size_t)hd_model_hparams(m)->n_vocab;
     hd_batch b;
     hd_status s = HD_OK;
     hd_batch_init(&b, o->n_row_max, o->n_seq_max, o->n_page, o->page_tok);
-    for (int pos = 0, n; pos < n_tok && s == HD_OK; pos += n) {
+    for (int pos = 0, n; pos < what->n_tok && s == HD_OK; pos += n) {
         const float *p;
-        n = n_tok - pos < o->n_out_max ? n_tok - pos : o->n_out_max;
-        fill(&b, id, pos, n, form);
+        n = what->n_tok - pos < o->n_out_max ? what->n_tok - pos : o->n_out_max;
+        fill(&b, what, pos, n);
         s = run_layers(m, &b, n_each, &p);
         if (s != HD_OK) break;
         memcpy(logits + (size_t)pos * n_vocab, p, (size_t)n * n_vocab * sizeof *p);

@@ -363,8 +363,9 @@ static void layers_in_several_steps_give_the_same_bits(void **state) {
         for (int form = HD_MLA_ABSORBED; form < n_forms(&l); form++) {
             float *whole = logits_of(&l, id, N_TOK, (way){form, 0, 0, 1});
             for (int each = 1; each < hd_model_hparams(l.model)->n_layer; each++) {
-                assert_ok(
-                    test_cut_layers(l.model, &l.opt, id, N_TOK, (enum hd_mla_form)form, each, cut));
+                const hd_score_spec what = {
+                    .token = id, .n_tok = N_TOK, .form = (enum hd_mla_form)form};
+                assert_ok(test_cut_layers(l.model, &l.opt, &what, each, cut));
                 assert_same_bits(&l, cut, whole, N_TOK, "layers a step", each);
             }
             free(whole);

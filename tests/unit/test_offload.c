@@ -68,8 +68,8 @@ static float *logits_of(loaded *l, int n_each) {
     sink.logits = calloc(N_TOK, (size_t)sink.n_vocab * sizeof *sink.logits);
     for (int i = 0; i < N_TOK; i++) id[i] = (7 * i + 3) % sink.n_vocab;
     if (n_each > 0) {
-        assert_ok(
-            test_cut_layers(l->model, &l->opt, id, N_TOK, HD_MLA_ABSORBED, n_each, sink.logits));
+        const hd_score_spec what = {.token = id, .n_tok = N_TOK};
+        assert_ok(test_cut_layers(l->model, &l->opt, &what, n_each, sink.logits));
         return sink.logits;
     }
     hd_scorer *s = hd_scorer_new(l->model, &l->opt, 1);

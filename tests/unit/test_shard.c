@@ -110,7 +110,8 @@ static hd_status run_model(rank *r, hd_model *m, const hd_model_options *o) {
     int32_t id[N_TOK];
     for (int i = 0; i < N_TOK; i++) id[i] = (7 * i + 3) % 200;
     if (r->n_each > 0)
-        return test_cut_layers(m, o, id, N_TOK, HD_MLA_ABSORBED, r->n_each, r->logits);
+        return test_cut_layers(m, o, &(hd_score_spec){.token = id, .n_tok = N_TOK}, r->n_each,
+                               r->logits);
     hd_scorer *s = hd_scorer_new(m, o, 1);
     int seq = hd_scorer_add(s, &(hd_score_spec){.token = id, .n_tok = N_TOK, .n_tok_max = N_TOK});
     int n = seq;

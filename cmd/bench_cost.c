@@ -1,5 +1,6 @@
 /* `hadal bench --save-cost FILE`: the cost profile of this machine with this model, for `hadal
- * sim`. `hadal bench compare --save-cost FILE` measures it in parts, between the runs of a load.
+ * sim`. `hadal bench compare --save-cost FILE` measures it in parts, between the runs of a load: a
+ * virtual machine's core changes its speed by 10 to 20 % within seconds, in all loads alike.
  *
  * Steps of a grid of loads are timed in rounds over the whole grid, so that a machine that is
  * slower for a while is so for all of them; short ones are in more rounds. In a round each is run

@@ -76,6 +76,7 @@ struct hd_bench_host {
     int n_thread;                    /* 0: nothing below was measured */
     double empty_run_ns;             /* of the pool, a task for each thread */
     double warm_ms, late_ms;         /* a step behind another one, and behind idleness */
+    double read_ms, late_read_ms;    /* the same of one thread that reads memory and no more */
     double idle_share;               /* of a core, of that idleness */
 };
 void hd_bench_host_start(struct hd_bench_host *h);

@@ -150,9 +150,10 @@ void hd_model_hold(hd_model *m, void *p, bool is_device);
 HD_MUST_CHECK hd_status hd_model_work(hd_model *m, size_t n_elem, size_t elem_bytes, void **out);
 /* The largest shapes of the model's ops. */
 hd_dev_limits hd_model_limits(const hd_model *m);
-/* The residual stream of a step: x [R, D], the architecture's, or what is kept from one step of
- * some layers to the next; and where its layers end. */
-float *hd_model_x(const hd_model *m, const hd_batch *b, float *x);
+/* The residual stream that a step's layers begin with: its tokens by rows of table [V, D] in x [R,
+ * D], the architecture's, or in what is kept from one step of some layers to the next, where later
+ * layers find it; and where its layers end. */
+float *hd_model_embed(hd_model *m, const hd_batch *b, const hd_weight *table, float *x);
 int hd_model_layer_end(const hd_model *m, const hd_batch *b);
 /* Cache rows of one kind and layer: [n_page * page_tok] of the kind's layout. */
 void *hd_model_kv(const hd_model *m, int kind, int layer);

@@ -102,10 +102,7 @@ static const float *llama_forward(hd_model *m, const hd_batch *b) {
     const struct globals *g = m->global;
     const struct layer *l = (const struct layer *)(const void *)m->layer;
     struct work *w = m->work;
-    float *x = hd_model_x(m, b, w->x);
-    if (b->layer0 == 0)
-        HD_RUN(embed, .n_row = b->n_row, .token = b->token, .last = m->last, .table = g->token_embd,
-               .x = x);
+    float *x = hd_model_embed(m, b, g->token_embd, w->x);
     for (int layer = b->layer0, end = hd_model_layer_end(m, b); layer < end; layer++) {
         attention(m, b, layer, x);
         hd_ffn_forward(m, b, layer, &l[layer].ffn, &w->ffn, x);

@@ -132,9 +132,13 @@ static hd_status open_kept(hd_model *m) {
     return hd_model_work(m, HD_BATCH_CHUNKS * n, sizeof *m->kept_x, (void **)&m->kept_x);
 }
 
-float *hd_model_x(const hd_model *m, const hd_batch *b, float *x) {
+float *hd_model_embed(hd_model *m, const hd_batch *b, const hd_weight *table, float *x) {
     size_t n = (size_t)m->opt.n_row_max * (size_t)m->hp.d_model;
-    return b->layer1 > 0 ? m->kept_x + (size_t)b->chunk_ix * n : x;
+    if (b->layer1 > 0) x = m->kept_x + (size_t)b->chunk_ix * n;
+    if (b->layer0 == 0)
+        HD_RUN(embed, .n_row = b->n_row, .token = b->token, .last = m->last, .table = table,
+               .x = x);
+    return x;
 }
 
 int hd_model_layer_end(const hd_model *m, const hd_batch *b) {

@@ -48,7 +48,8 @@ typedef struct hd_cuda {
     hd_cuda_gemm_how gemm;
     hd_cuda_graphs *graphs;
     bool is_profiled_by_op; /* no graphs meanwhile */
-    bool is_in_turn;        /* graphs are of kernels that are launched so */
+    bool is_in_turn;        /* profiled with kernels that are launched so */
+    bool has_fp8;           /* weights for mul_fp8.cu */
     hd_cuda_stage stage[HD_DEV_STEPS];
     int stage_ix;
     hd_cuda_result result[HD_DEV_STEPS];

@@ -8,7 +8,7 @@
 
 static hd_cuda_device current;
 static pthread_once_t current_once = PTHREAD_ONCE_INIT;
-static int is_in_turn; // kernels are launched one after another
+static thread_local bool is_in_turn; // kernels are launched one after another
 
 static void find_current(void) {
     int shared = 0, level = 0;
@@ -23,13 +23,9 @@ const hd_cuda_device &hd_cuda_current(void) {
     return current;
 }
 
-extern "C" void hd_cuda_launch_in_turn(bool on) {
-    __atomic_store_n(&is_in_turn, on ? 1 : 0, __ATOMIC_RELAXED);
-}
+extern "C" void hd_cuda_launch_in_turn(bool on) { is_in_turn = on; }
 
-bool hd_cuda_launches_early(void) {
-    return hd_cuda_current().has_early && !__atomic_load_n(&is_in_turn, __ATOMIC_RELAXED);
-}
+bool hd_cuda_launches_early(void) { return hd_cuda_current().has_early && !is_in_turn; }
 
 // ---- shared memory ----
 

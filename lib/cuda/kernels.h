@@ -229,7 +229,7 @@ void hd_cuda_run_sum_ranks(const float *all, int n_rank, size_t n, float *x, cud
 cudaError_t hd_cuda_check_image(int *level);
 bool hd_cuda_can_decode(enum hd_format f);
 
-/* From now on (of the process) no kernel is launched before the one in front of it has ended, also
+/* From now on, on this thread, no kernel is launched before the one in front of it has ended, also
  * where it could wait for it by itself. Graphs that were captured before stay as they are. */
 void hd_cuda_launch_in_turn(bool on);
 

@@ -216,6 +216,7 @@ hd_status hd_cuda_prepare(void *ctx, hd_weight *w) {
         hd_cuda_make_map(kept, kept + 1) == cudaSuccess)
         kept->map = kept + 1;
     w->prepared = kept;
+    c->has_fp8 |= hd_cuda_streams_fp8(c, m.format);
     return HD_OK;
 }
 

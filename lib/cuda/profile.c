@@ -224,8 +224,7 @@ static hd_status end(hd_cuda *c) {
 /* Only where they are launched early is there a difference. */
 static void launch_in_turn(hd_cuda *c, bool on) {
     if (c->is_in_turn == on || !c->has_early_launch) return;
-    c->is_in_turn = on;
-    hd_cuda_launch_in_turn(on);
+    c->is_in_turn = on; /* for the steps that follow */
     hd_cuda_graphs_renew(c->graphs);
 }
 

@@ -443,8 +443,5 @@ static __global__ void __launch_bounds__(THREADS, 2) split_latent(const hd_cuda_
 }
 
 template <int T> static void launch_latent(const hd_cuda_split *s, cudaStream_t stream) {
-    auto kernel = split_latent<T>;
-    (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               latent_shape::SHARED);
-    HD_LAUNCH(kernel, (unsigned)s->n_block, THREADS, latent_shape::SHARED, stream, *s);
+    HD_LAUNCH(split_latent<T>, (unsigned)s->n_block, THREADS, latent_shape::SHARED, stream, *s);
 }

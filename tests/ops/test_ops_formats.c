@@ -32,7 +32,7 @@ static int block_of(enum hd_format f) {
 }
 
 static hd_dev_limits limits(enum hd_format f) {
-    int n = 5 * block_of(f); /* wider than any case */
+    int n = 20 * block_of(f); /* as wide as the widest case */
     return (hd_dev_limits){.n_row = ROW_MAX,
                            .n_seq = 4,
                            .n_out = ROW_MAX,
@@ -124,9 +124,9 @@ static void run_proj(const hd_dev *d, const void *args, int row0, int n_row, flo
 }
 
 static void products(enum hd_format f) {
-    static const int n_outs[] = {17, 70, 131};
+    static const int n_outs[] = {17, 70, 131}, n_blocks[] = {11, 20, 3};
     for (int i = 0; i < N_ROW_COUNT; i++) {
-        int n_in = (i + 1) * block_of(f);
+        int n_in = n_blocks[i] * block_of(f);
         hd_weight *w = test_weight(f, n_in, n_outs[i], 1);
         float *a = test_floats((size_t)(ROW_MAX * n_in), 1),
               *x = test_floats((size_t)(ROW_MAX * n_outs[i]), 1);

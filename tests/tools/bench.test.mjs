@@ -59,7 +59,7 @@ test('products alone', () => {
   assert.equal(r.status, 0, r.stderr);
   const { products } = JSON.parse(r.stdout);
   const formats = ['F32', 'F16', 'BF16', 'F8_B128', 'Q8_0', 'Q5_0', 'Q4_K', 'Q6_K', 'IQ2_XXS'];
-  assert.equal(products.length, 3 * formats.length * 5);
+  assert.equal(products.length, formats.length * (3 * 5 + 3)); // the largest shape has no 64 and 256 rows
   for (const p of products) assert.ok(p.gflops_s > 0 && formats.includes(p.format));
   assert.match(bench('--products', '--seconds', '0', '--isa', 'scalar').stdout, /Q8_0 {4}\[2048, 2048\]/);
 });

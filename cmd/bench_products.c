@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What is timed; the last shape is larger than the cache, for few rows. A device with memory of its
- * own is told many products before it is asked for a result, and has sizes that fill it. */
+/* What is timed; the last shape is larger than most caches, for few rows. A device with memory of
+ * its own is told many products before it is asked for a result, and has sizes that fill it. */
 enum { SHAPE_MAX = 4, ROW_COUNT_MAX = 9 };
 typedef struct extent {
     int shapes[SHAPE_MAX][2], n_shape;          /* out, in */

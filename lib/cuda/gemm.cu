@@ -18,8 +18,10 @@ extern "C" cudaError_t hd_cuda_make_map(const hd_cuda_mat *w, void *map) {
 
 extern "C" void hd_cuda_run_gemm(const hd_cuda_mul *m, int n, const hd_cuda_gemm_how *how,
                                  cudaStream_t stream) {
-    gemm_pair p = {{m[0], m[n - 1]}, n};
+    gemm_pair p = {{m[0], m[n - 1]}, n, GEMM_ROWS};
     bool has_maps = true;
+    for (int i = 0; i < n; i++)
+        if (m[i].tile != nullptr) p.rows = m[i].tile_rows;
     for (int i = 0; i < n; i++)
         has_maps &= m[i].w.map != nullptr && (m[i].up.data == nullptr || m[i].up.map != nullptr);
     if (how->is_sm90 && has_maps && !how->is_ordered)

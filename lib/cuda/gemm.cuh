@@ -1,18 +1,19 @@
-// Products of many rows with BF16 inputs: what both kernels share. A tile is up to GEMM_ROWS rows
+// Products of many rows with BF16 inputs: what both kernels share. A tile is up to p.rows rows
 // by some outputs; blocks are persistent and take every gridDim.x-th tile. Tiles are numbered in
 // groups of GROUP row tiles, outputs slower than the group's rows, so that what runs at a time
 // shares its rows and its weights in the cache.
 #pragma once
 
 #include "cuda/device.cuh"
+#include "cuda/many.h"
 
-constexpr int GEMM_ROWS = HD_CUDA_GEMM_ROWS, GEMM_GROUP = 16;
+constexpr int GEMM_ROWS = HD_CUDA_GEMM_ROWS, GEMM_FEW = HD_CUDA_GEMM_FEW, GEMM_GROUP = 16;
 
 // One or two products of a launch; tiles from `split` on are of the second, counted on the device
 // where a list says which rows there are.
 struct gemm_pair {
     hd_cuda_mul m[2];
-    int n;
+    int n, rows; // rows of a tile at most: GEMM_ROWS, or GEMM_FEW
 };
 
 void gemm_mma_run(const gemm_pair &p, int n_block, cudaStream_t stream);
@@ -24,9 +25,9 @@ struct gemm_tile {
     int mat, first, n, o0;
 };
 
-static __device__ __forceinline__ int row_tiles(const hd_cuda_mul &m) {
+static __device__ __forceinline__ int row_tiles(const gemm_pair &p, const hd_cuda_mul &m) {
     if (m.tile != nullptr) return *m.n_tile;
-    return (m.n_row + GEMM_ROWS - 1) / GEMM_ROWS * m.w.n_mat;
+    return (m.n_row + p.rows - 1) / p.rows * m.w.n_mat;
 }
 
 // Tile number `at` of the launch, outputs `width` at a time; false: there are not so many.
@@ -34,7 +35,7 @@ static __device__ __forceinline__ bool find_gemm_tile(const gemm_pair &p, int at
                                                       gemm_tile *t) {
     for (int i = 0; i < p.n; i++) {
         const hd_cuda_mul &m = p.m[i];
-        int n_row_tile = row_tiles(m), n_col = (m.w.n_out + width - 1) / width;
+        int n_row_tile = row_tiles(p, m), n_col = (m.w.n_out + width - 1) / width;
         if (at >= n_row_tile * n_col) {
             at -= n_row_tile * n_col;
             continue;
@@ -48,10 +49,10 @@ static __device__ __forceinline__ bool find_gemm_tile(const gemm_pair &p, int at
             hd_cuda_tile listed = m.tile[row_tile];
             t->mat = listed.mat, t->first = listed.first, t->n = listed.n;
         } else {
-            int per_mat = (m.n_row + GEMM_ROWS - 1) / GEMM_ROWS;
+            int per_mat = (m.n_row + p.rows - 1) / p.rows;
             t->mat = row_tile / per_mat;
-            t->first = row_tile % per_mat * GEMM_ROWS;
-            t->n = min(GEMM_ROWS, m.n_row - t->first);
+            t->first = row_tile % per_mat * p.rows;
+            t->n = min(p.rows, m.n_row - t->first);
         }
         return true;
     }

@@ -149,11 +149,16 @@ bool hd_cuda_many_ffn(hd_cuda *c, const struct hd_op_ffn *a) {
     return true;
 }
 
+/* Small tiles while most experts fill less than half of one. */
+static int tile_rows_of(int n_pick, int n_expert) {
+    return n_pick <= n_expert * (HD_CUDA_GEMM_FEW / 2) ? HD_CUDA_GEMM_FEW : HD_CUDA_GEMM_ROWS;
+}
+
 /* A product over the rows by expert. */
 static hd_cuda_mul by_expert(const hd_cuda *c, hd_cuda_mul m) {
     int n_busy = m.n_row < m.w.n_mat ? m.n_row : m.w.n_mat;
-    m.tile = c->tile, m.n_tile = c->n_tile, m.tile_rows = HD_CUDA_GEMM_ROWS;
-    m.n_tile_max = m.n_row / HD_CUDA_GEMM_ROWS + n_busy;
+    m.tile = c->tile, m.n_tile = c->n_tile, m.tile_rows = tile_rows_of(m.n_row, m.w.n_mat);
+    m.n_tile_max = m.n_row / m.tile_rows + n_busy;
     return m;
 }
 
@@ -196,7 +201,7 @@ bool hd_cuda_many_moe(hd_cuda *c, const struct hd_op_moe *a) {
                          .n_used = a->n_used,
                          .n_expert = n_expert,
                          .expert0 = a->expert0,
-                         .tile_rows = HD_CUDA_GEMM_ROWS,
+                         .tile_rows = tile_rows_of(n_pick, n_expert),
                          .row_of = c->row_of,
                          .slot_of = c->slot_of,
                          .tile = c->tile,

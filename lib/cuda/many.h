@@ -4,6 +4,9 @@
 
 #include "cuda/kernels.h"
 
+/* Rows of a tile of hd_cuda_run_gemm where experts have few: as well as HD_CUDA_GEMM_ROWS. */
+enum { HD_CUDA_GEMM_FEW = 64 };
+
 #ifdef __cplusplus
 extern "C" {
 #endif

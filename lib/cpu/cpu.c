@@ -140,6 +140,7 @@ static void cpu_ffn(void *ctx, const struct hd_op_ffn *args) {
     hd_cpu *c = ctx;
     size_t d = (size_t)args->d_model, f = (size_t)args->gate->n_out;
     HD_ASSERT(args->n_row <= c->limits.n_row);
+    enum hd_cpu_input input = hd_cpu_input_of_both(c, args->gate, args->up);
     hd_cpu_mul in = {.w = args->gate,
                      .up = args->up,
                      .n_row = args->n_row,
@@ -147,15 +148,14 @@ static void cpu_ffn(void *ctx, const struct hd_op_ffn *args) {
                      .ldx = d,
                      .y = c->a,
                      .ldy = f};
-    in.xq =
-        hd_cpu_norm(c, &(hd_cpu_norm_rows){.x = args->x,
-                                           .ldx = d,
-                                           .w = args->norm,
-                                           .eps = args->eps,
-                                           .n_row = args->n_row,
-                                           .n = args->d_model,
-                                           .out = c->normed,
-                                           .input = hd_cpu_input_of_both(c, args->gate, args->up)});
+    in.xq = hd_cpu_norm(c, &(hd_cpu_norm_rows){.x = args->x,
+                                               .ldx = d,
+                                               .w = args->norm,
+                                               .eps = args->eps,
+                                               .n_row = args->n_row,
+                                               .n = args->d_model,
+                                               .out = c->normed,
+                                               .input = input});
     hd_cpu_mul_run(c, &in, 1);
     hd_cpu_mul out = {.w = args->down,
                       .n_row = args->n_row,
@@ -164,12 +164,13 @@ static void cpu_ffn(void *ctx, const struct hd_op_ffn *args) {
                       .y = args->x,
                       .ldy = d,
                       .into = args->is_partial ? HD_CPU_STORE : HD_CPU_ADD};
-    out.xq = hd_cpu_quantise(c, &(hd_cpu_quantising){.input = hd_cpu_input_of(c, args->down),
-                                                     .slot = 1,
-                                                     .x = c->a,
-                                                     .ldx = f,
-                                                     .n_row = args->n_row,
-                                                     .n_k = (int)f});
+    out.xq =
+        hd_cpu_quantise(c, &(hd_cpu_quantising){.input = hd_cpu_input_of_down(c, args->down, input),
+                                                .slot = 1,
+                                                .x = c->a,
+                                                .ldx = f,
+                                                .n_row = args->n_row,
+                                                .n_k = (int)f});
     hd_cpu_mul_run(c, &out, 1);
 }
 

@@ -173,6 +173,13 @@ static inline enum hd_cpu_input hd_cpu_input_of_both(const hd_cpu *c, const hd_w
     enum hd_cpu_input x = hd_cpu_input_of(c, a), y = hd_cpu_input_of(c, b);
     return x > y ? x : y;
 }
+/* Of the last product of a feed-forward: no more bits than the products took that made its rows. A
+ * Q4_K_M file has some of these weights as Q8_0, which would take twice the time. */
+static inline enum hd_cpu_input hd_cpu_input_of_down(const hd_cpu *c, const hd_weight *down,
+                                                     enum hd_cpu_input before) {
+    enum hd_cpu_input x = hd_cpu_input_of(c, down);
+    return x == HD_CPU_WIDE && before == HD_CPU_NARROW ? HD_CPU_NARROW : x;
+}
 
 void hd_cpu_share_out(hd_cpu *c); /* sets n_task and task_begin, the caller's to free */
 /* Runs n products, independent of one another, on all threads. */

@@ -296,13 +296,14 @@ static bool tile_rows(const hd_cpu_packed_product *p, int n_row) {
     return is_done;
 }
 
-/* How many of n_row rows are faster on tiles: a multiple of 16, or all. The codes have to be
- * written out first, and a tile costs what the AVX-512 level takes for some 6 rows. A scale for 16
- * inputs means twice as many tiles, of half the depth: that gained 1 to 8 % at 64 to 256 rows, and
- * nothing for minimums of 16 inputs (measured on the Xeon above). */
+/* How many of n_row rows are faster on tiles: a multiple of 16, or all. What one tile of 16 rows
+ * and four of them take beside the AVX-512 level (docs/benchmarks.md, "On int8 tiles") says that
+ * codes are written out in the time of 4 to 6 rows of that level and a tile of any rows takes that
+ * of 11: two tiles gain, one does not. A scale for 16 inputs means twice as many tiles, of half the
+ * depth: that gained 1 to 8 % at 64 to 256 rows, and nothing for minimums of 16 inputs. */
 static int rows_on_tiles(enum hd_cpu_head head, int n_row) {
-    if (hd_cpu_has_halves(head) || n_row < 13) return 0;
-    return n_row % ROWS < 6 ? n_row - n_row % ROWS : n_row;
+    if (hd_cpu_has_halves(head) || n_row < 2 * ROWS) return 0;
+    return n_row % ROWS < 11 ? n_row - n_row % ROWS : n_row;
 }
 
 void hd_cpu_amx_product(const hd_cpu_packed_product *p) {

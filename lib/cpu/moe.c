@@ -190,18 +190,19 @@ void hd_cpu_moe(void *ctx, const struct hd_op_moe *args) {
     }
     hd_cpu_mul_run(c, c->mul, n_mul);
 
-    hd_cpu_qrows hq = hd_cpu_quantise(c, &(hd_cpu_quantising){.input = hd_cpu_input_of(c, a->down),
-                                                              .slot = 1,
-                                                              .x = h,
-                                                              .ldx = f,
-                                                              .n_row = n_pick,
-                                                              .n_k = (int)f});
-    hd_cpu_qrows hsq =
-        hd_cpu_quantise(c, &(hd_cpu_quantising){.input = hd_cpu_input_of(c, a->shared_down),
-                                                .x = hs,
-                                                .ldx = fs,
-                                                .n_row = a->n_row,
-                                                .n_k = (int)fs});
+    hd_cpu_qrows hq =
+        hd_cpu_quantise(c, &(hd_cpu_quantising){.input = hd_cpu_input_of_down(c, a->down, routed),
+                                                .slot = 1,
+                                                .x = h,
+                                                .ldx = f,
+                                                .n_row = n_pick,
+                                                .n_k = (int)f});
+    hd_cpu_qrows hsq = hd_cpu_quantise(
+        c, &(hd_cpu_quantising){.input = hd_cpu_input_of_down(c, a->shared_down, shared),
+                                .x = hs,
+                                .ldx = fs,
+                                .n_row = a->n_row,
+                                .n_k = (int)fs});
     n_mul = 0;
     if (a->is_partial) memset(a->x, 0, (size_t)a->n_row * d * sizeof *a->x);
     for (int e = 0; e < n_expert; e++) {

@@ -58,17 +58,17 @@ static void packed_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const
     const hd_cpu_mul *m = p->m;
     for (int r = 0; r < p->n_row; r++)
         t->xq[r] = hd_cpu_qrow(&m->xq, m->x_row != NULL ? m->x_row[p->row0 + r] : p->row0 + r);
-    c->k->packed_product(
-        &(hd_cpu_packed_product){.format = w->format,
-                                 .is_wide = m->is_exact || hd_cpu_input_of(c, w) == HD_CPU_WIDE,
-                                 .n_row = p->n_row,
-                                 .n_in = w->n_in,
-                                 .n_strip = (int)hd_cpu_pad(p->n_o) / HD_CPU_STRIP_OUT,
-                                 .strip = hd_cpu_strip_at(w, m->mat, p->o0),
-                                 .next = next_of(p, w),
-                                 .x = t->xq,
-                                 .x_step = hd_cpu_xblock_bytes(m->xq.is_wide),
-                                 .c = into});
+    c->k->packed_product(&(hd_cpu_packed_product){
+        .format = w->format,
+        .is_wide = m->xq.is_wide && (m->is_exact || hd_cpu_input_of(c, w) == HD_CPU_WIDE),
+        .n_row = p->n_row,
+        .n_in = w->n_in,
+        .n_strip = (int)hd_cpu_pad(p->n_o) / HD_CPU_STRIP_OUT,
+        .strip = hd_cpu_strip_at(w, m->mat, p->o0),
+        .next = next_of(p, w),
+        .x = t->xq,
+        .x_step = hd_cpu_xblock_bytes(m->xq.is_wide),
+        .c = into});
 }
 
 /* Inputs k0 .. k0 + n_k of the part's outputs into the panel. */

@@ -1,14 +1,18 @@
 #!/bin/sh
 # The tables of docs/benchmarks.md about scheduling, one part after the other or those that are named:
-#   bench/tables.sh [cost fidelity static priority lengths elastic overload prefixes order isolation live]
+#   bench/tables.sh [cost fidelity static priority lengths elastic overload prefixes order isolation
+#                    live live_priority live_lengths live_elastic live_prefixes live_isolation]
+# `live...` are the same over HTTP: one thread computes, another core is for HTTP and the client.
 # HADAL: the program (build/release/hadal), MODEL: what it runs (mini), LONG: tokens of the long prompt of
-# `isolation` (1800), SECONDS_LIVE: of `live` (300), RATE: requests a second that the server just manages. For a model larger than
+# `isolation` (1800), SECONDS_LIVE: of `live` (300), RATE: requests a second that the server just manages, RATES: of `live` (it and three
+# times it), SCALES: how fast the loads of `live_priority` and `live_elastic` come, HEAD: their first requests alone (0: all), POLICIES: of
+# `live_priority` and `live_lengths`. For a model larger than
 # the embedded one: SLOW (1): simulated loads come so many times as slowly, and good ones may take so many times as long; TRIM (0: all):
 # requests of a load that the model computes, at most, of `order` three times as many, with short beginnings and answers. LOADS: those of `fidelity`.
 # MODEL=FILE SLOW=20 TRIM=8 LONG=8192 RATE=2 is for 1.2 GB on two cores.
 # Needs a machine on which nothing else runs: `cost` first, the rest soon after it. `fidelity` measures profiles of its own, between its runs.
 set -e
-SLOW=${SLOW:-1} TRIM=${TRIM:-0}
+SLOW=${SLOW:-1} TRIM=${TRIM:-0} HEAD=${HEAD:-0} POLICIES=${POLICIES:-fcfs priority}
 HADAL=${HADAL:-build/release/hadal} MODEL=${MODEL:-mini} LONG=${LONG:-1800} SECONDS_LIVE=${SECONDS_LIVE:-300}
 OUT=${OUT:-/tmp/hadal-tables} COST=${COST:-$OUT/machine.cost} RATE=${RATE:-25} TRACES=bench/traces
 HEADER=arrival_s,prompt_tokens,output_tokens,prefix_group,prefix_tokens,class
@@ -19,7 +23,11 @@ slo= # what classes are promised, where the defaults are not for such a model
 [ "$SLOW" -eq 1 ] || for c in interactive:1000:60000 standard:10000:300000 batch:60000:3600000; do
     slo="$slo --slo ${c%%:*}:ttft:$(slower "$(echo $c | cut -d: -f2)") --slo ${c%%:*}:wait:$(slower "$(echo $c | cut -d: -f3)")"
 done
-trim() { if [ "$TRIM" -gt 0 ]; then head -n $((TRIM + 1)) "$1" >"$OUT/trimmed.csv" && echo "$OUT/trimmed.csv"; else echo "$1"; fi; }
+first() { # N (0: all), trace, name of the copy
+    [ "$1" -gt 0 ] || set -- 100000000 "$2" "$3"
+    head -n $(($1 + 1)) "$2" >"$OUT/$3" && echo "$OUT/$3"
+}
+trim() { first "$TRIM" "$1" trimmed.csv; }
 say() { printf '\n### %s\n' "$*"; }
 sim() { say "$@"; "$HADAL" sim --cost "$COST" --seed 1 "$@"; }
 compare() { say "$@"; "$HADAL" bench compare "$@" --seed 1; }
@@ -33,6 +41,15 @@ start_server() { # options; its process is $server
         sleep 0.2
     done
 }
+stop_server() {
+    kill $server
+    wait $server || :
+}
+client() { say "$@"; "$HADAL" bench serve --base-url "http://127.0.0.1:$(cat "$OUT/port")" --seed 1 --request-timeout 86400 "$@"; }
+counted() { curl -s "http://127.0.0.1:$(cat "$OUT/port")/metrics" | grep -E "^($1)"; }
+unbounded='--queue-timeout 0 --slo interactive:wait:1e9 --slo standard:wait:1e9 --slo batch:wait:1e9'
+bounds_mixed="interactive/ttft:$(slower 1000),interactive/tpot:$(slower 200),batch/ttft:$(slower 60000)"
+bounds_bursty="ttft:$(slower 2000),tpot:$(slower 150)"
 spread_load="--num-prompts 300 --request-rate $(over 60) --random-input-len 128 --random-output-len 48 --random-range-ratio 0.8"
 
 cost() {
@@ -56,20 +73,25 @@ static() {
 priority() {
     for f in 3 3.4 3.8 4.3 4.6 5 6 10; do for p in fcfs priority; do
         sim --trace $TRACES/mixed.csv --load-scale "$(over $f)" --scheduling-policy $p $slo \
-            --goodput interactive/ttft:$(slower 1000),interactive/tpot:$(slower 200),batch/ttft:$(slower 60000)
+            --goodput $bounds_mixed
     done; done
 }
 # The same requests all at once, and the short and the long ones apart: what the mix takes beyond the sum is lost.
+parts_of_mixed() {
+    first "$1" $TRACES/mixed.csv mixed.csv
+    grep -v ',batch$' "$OUT/mixed.csv" >"$OUT/short.csv"
+    grep -v ',interactive$' "$OUT/mixed.csv" >"$OUT/long.csv"
+    echo "$OUT/short.csv" "$OUT/long.csv"
+}
 lengths() {
-    grep -v ',batch$' $TRACES/mixed.csv >"$OUT/short.csv"
-    grep -v ',interactive$' $TRACES/mixed.csv >"$OUT/long.csv"
-    for p in fcfs priority; do for t in $TRACES/mixed.csv "$OUT/short.csv" "$OUT/long.csv"; do
-        sim --trace "$t" --load-scale 1e6 --scheduling-policy $p --queue-timeout 0 --slo interactive:wait:1e9 --slo batch:wait:1e9
+    loads=$(parts_of_mixed 0)
+    for p in fcfs priority; do for t in $loads; do
+        sim --trace "$t" --load-scale 1e6 --scheduling-policy $p $unbounded
     done; done
 }
 elastic() {
     for f in 4 10 12 16; do for e in --no-elastic-batching --elastic-batching; do
-        sim --trace $TRACES/bursty.csv --load-scale "$(over $f)" $e $slo --goodput ttft:$(slower 2000),tpot:$(slower 150)
+        sim --trace $TRACES/bursty.csv --load-scale "$(over $f)" $e $slo --goodput $bounds_bursty
     done; done
 }
 overload() {
@@ -78,9 +100,12 @@ overload() {
             --goodput ttft:$(slower 10000),tpot:$(slower 250) --slo standard:wait:$(slower 8000)
     done
 }
-prefixes() {
-    printf '%s\n' $HEADER >"$OUT/clients.csv" # 16 clients on one beginning, 20 requests each
+clients() { # 16 on one beginning, 20 requests each
+    printf '%s\n' $HEADER >"$OUT/clients.csv"
     awk 'BEGIN { for (i = 0; i < 320; i++) printf "%.3f,%d,16,all,512,\n", i / 16 * 0.5, 520 + i * 7 % 60 }' >>"$OUT/clients.csv"
+}
+prefixes() {
+    clients
     for t in "$OUT/clients.csv" $TRACES/shared.csv $TRACES/agents.csv; do
         sim --trace "$t" --load-scale "$(over 1)"
         compare "$MODEL" --trace "$(trim "$t")" -t 1 --clock processor --policies dynamic
@@ -117,11 +142,14 @@ order() {
 }
 # 32 sequences that decode, alone; with a long prompt; with that in the absorbed form; and in one step, which 32 gaps between tokens meet: more than 1 % of
 # them for answers of 100 tokens, so that p99 shows it. Then what a step's activations take: the log of a server that starts.
+disturbed() { # tokens of an answer: quiet.csv, disturbed.csv
+    printf '%s\n' $HEADER >"$OUT/quiet.csv"
+    awk -v n="$1" 'BEGIN { for (i = 0; i < 32; i++) printf "0,16,%d,,,standard\n", n }' >>"$OUT/quiet.csv"
+    { cat "$OUT/quiet.csv"; echo "$2,$LONG,1,,,standard"; } >"$OUT/disturbed.csv"
+}
 isolation() {
     for n in 200 100; do
-        printf '%s\n' $HEADER >"$OUT/quiet.csv"
-        awk -v n=$n 'BEGIN { for (i = 0; i < 32; i++) printf "0,16,%d,,,standard\n", n }' >>"$OUT/quiet.csv"
-        { cat "$OUT/quiet.csv"; echo "0.5,$LONG,1,,,standard"; } >"$OUT/disturbed.csv"
+        disturbed $n 0.5
         sim --trace "$OUT/quiet.csv"
         sim --trace "$OUT/disturbed.csv" --queue-timeout 0
         sim --trace "$OUT/disturbed.csv" --queue-timeout 0 --exact
@@ -138,19 +166,68 @@ isolation() {
         say "workspace of a step of $n tokens"
         start_server --max-num-batched-tokens "$n"
         grep -o 'workspace_bytes[^,} ]*' "$OUT/serve.log"
-        kill $server
-        wait $server || :
+        stop_server
     done
 }
-# The server over HTTP at its limit and at three times that. One thread computes; the other core is for HTTP and the client.
+# At what the server just manages and at three times that.
 live() {
-    start_server --slo standard:wait:8000
-    for r in "$RATE" $((3 * RATE)); do
-        say "$r requests/s for $SECONDS_LIVE s"
-        "$HADAL" bench serve --base-url "http://127.0.0.1:$(cat "$OUT/port")" --request-rate "$r" --num-prompts $((SECONDS_LIVE * r)) \
-            --random-input-len 128 --random-output-len 48 --random-range-ratio 0.8 --seed 1 --goodput ttft:10000,tpot:250
-        curl -s "http://127.0.0.1:$(cat "$OUT/port")/metrics" | grep -E '^(hadal_(requests_refused|refusal_seconds_(bucket.*le="0.0|count)|deadlines_lost)|vllm:(prompt_tokens|generation_tokens|num_preempt))'
+    start_server --slo "standard:wait:$(slower 8000)"
+    for r in ${RATES:-$RATE $((3 * RATE))}; do
+        client --request-rate "$r" --num-prompts $((SECONDS_LIVE * r)) --random-input-len 128 --random-output-len 48 \
+            --random-range-ratio 0.8 --goodput "ttft:$(slower 10000),tpot:$(slower 250)"
+        counted 'hadal_(requests_refused|refusal_seconds_(bucket.*le="0.0|count)|deadlines_lost)|vllm:(prompt_tokens|generation_tokens|num_preempt)'
+    done
+    stop_server
+}
+live_priority() {
+    load=$(first "$HEAD" $TRACES/mixed.csv mixed.csv)
+    for f in ${SCALES:-6 9 12}; do for p in $POLICIES; do
+        say "$p"
+        start_server --max-num-seqs 32 --scheduling-policy "$p" $slo
+        client --trace "$load" --load-scale "$(over "$f")" --goodput $bounds_mixed
+        stop_server
+    done; done
+}
+live_lengths() {
+    loads=$(parts_of_mixed "$HEAD")
+    for p in $POLICIES; do for t in $loads; do
+        say "$p"
+        start_server --max-num-seqs 32 --scheduling-policy "$p" $unbounded
+        client --trace "$t" --load-scale 1e6
+        stop_server
+    done; done
+}
+live_elastic() {
+    load=$(first "$HEAD" $TRACES/bursty.csv bursty.csv)
+    for f in ${SCALES:-4 10 12}; do for e in --no-elastic-batching --elastic-batching; do
+        say $e
+        start_server $e $slo
+        client --trace "$load" --load-scale "$(over "$f")" --goodput $bounds_bursty
+        stop_server
+    done; done
+}
+# What could be reused at all is what the simulation tells of the same load.
+live_prefixes() {
+    clients
+    for t in "$OUT/clients.csv" $TRACES/shared.csv $TRACES/agents.csv; do
+        load=$(first "$HEAD" "$t" prefixes.csv)
+        start_server $unbounded
+        client --trace "$load" --load-scale "$(over 1)"
+        counted 'vllm:(prefix_cache|prompt_tokens)'
+        stop_server
+        sim --trace "$load" --load-scale "$(over 1)" $unbounded | grep -i prompt
     done
 }
-if [ $# -gt 0 ]; then parts=$*; else parts='cost fidelity static priority lengths elastic overload prefixes order isolation live'; fi
+live_isolation() {
+    for n in 200 100; do
+        disturbed $n "$([ "$SLOW" -eq 1 ] && echo 0.5 || echo 5)"
+        for options in '' "--no-enable-chunked-context --max-num-batched-tokens $LONG"; do
+            start_server $options $unbounded
+            [ -n "$options" ] || client --trace "$OUT/quiet.csv"
+            client --trace "$OUT/disturbed.csv"
+            stop_server
+        done
+    done
+}
+if [ $# -gt 0 ]; then parts=$*; else parts='cost fidelity static priority lengths elastic overload prefixes order isolation live live_priority live_lengths live_elastic live_prefixes live_isolation'; fi
 for part in $parts; do $part; done

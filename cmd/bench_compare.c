@@ -475,6 +475,7 @@ static hd_status prepare(struct compare *c) {
                                 "found --simulated or --check, too");
     HD_TRY(parse_policies(o->compare_policies, c));
     HD_TRY(hd_load_trace_init(&c->trace, o));
+    hd_trace_hasten(&c->trace, o->load_scale);
     if (path) HD_TRY(hd_cost_read(path, &c->cost));
     if (o->bench_save_cost) {
         HD_TRY(hd_output_try(o->bench_save_cost));

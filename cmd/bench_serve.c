@@ -71,6 +71,7 @@ int hd_bench_serve(const struct hd_options *o, int n_arg) {
     hd_status s = check(o);
     if (s == HD_OK) s = hd_load_trace_init(&trace, o);
     if (s == HD_OK) {
+        hd_trace_hasten(&trace, o->load_scale);
         r->result = hd_alloc_zero((size_t)trace.n, sizeof *r->result);
         s = hd_load_send(r);
     }

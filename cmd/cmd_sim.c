@@ -160,7 +160,7 @@ static hd_status simulate(const struct hd_options *o, const hd_cost *cost, const
     HD_TRY(hd_sim_config_from(o, cost, trace, &c));
     c.n_replica = o->sim_replicas;
     c.router = router_of(o->sim_router);
-    c.scale = o->sim_scale;
+    c.scale = o->load_scale;
     hd_load_run *run = hd_alloc_zero(1, sizeof *run);
     *run = (hd_load_run){.o = o, .trace = trace};
     run->result = hd_alloc_zero((size_t)trace->n, sizeof *run->result);

@@ -186,6 +186,9 @@ test('groups share their prefix; text where ids are refused', async () => {
     const tiers = await stub(whole);
     await report(tiers.url, '--trace', file(HEADER, '0,4,1,,,interactive', '0.3,4,1,,,offline', '0.6,4,1,,,'));
     assert.deepEqual(tiers.bodies.slice(1).map((b) => b.service_tier), ['interactive', 'offline', undefined]);
+    const slow = file(HEADER, '0,4,1,,,', '400,4,1,,,');
+    const hastened = await report(tiers.url, '--trace', slow, '--load-scale', '1000');
+    assert.ok(hastened.completed === 2 && hastened.duration_s >= 0.4 && hastened.duration_s < 100, JSON.stringify(hastened));
     const picky = await stub((b, res) => Array.isArray(b.prompt) ? res.writeHead(422).end('{}') : whole(b, res));
     const r = await report(picky.url, '--num-prompts', '3', '--request-rate', '0', '--random-input-len', '7', '--random-output-len', '2');
     assert.deepEqual([r.prompts, r.completed], ['text', 3]);

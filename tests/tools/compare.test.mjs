@@ -69,6 +69,13 @@ test('a batch waits for the time or for its number', () => {
   assert.ok(Math.abs(of('static:1') - of('dynamic')) < 10, 'a batch of one is full');
 });
 
+test('a load comes so many times as fast', () => {
+  const at = (rate, ...more) => report('--simulated', cost, '--num-prompts', '20', '--request-rate', rate, '--seed', '2', '--policies', 'dynamic', ...more).policies.dynamic;
+  const fast = at('8'), hastened = at('2', '--load-scale', '4');
+  for (const key of ['throughput_rps', 'latency_p99_ms']) assert.ok(Math.abs(hastened[key] / fast[key] - 1) < 1e-6, key);
+  assert.ok(at('2').throughput_rps < fast.throughput_rps);
+});
+
 test('KV that is bounded bounds the batch', () => {
   const r = report('--simulated', cost, '--num-prompts', '60', '--request-rate', '0', '--seed', '1', '--policies', 'static:32,paged:32,dynamic', '--random-range-ratio', '0.5', '--max-tokens-in-paged-kv-cache', '2048');
   for (const [name, p] of Object.entries(r.policies)) assert.ok(p.kv_peak_bytes <= 2048 * 4608, name);

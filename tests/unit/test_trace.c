@@ -32,6 +32,9 @@ static void a_trace_is_read(void **state) {
     assert_int_equal(hd_trace_reusable_tok(&t, 4), 16);
     assert_int_equal(hd_trace_reusable_tok(&t, 32), 0);
     assert_int_equal(hd_trace_longest(&t), 22);
+    hd_trace_hasten(&t, 4);
+    assert_true(t.item[0].arrival_s == 0 && t.item[1].arrival_s == 0.0625 &&
+                t.item[3].arrival_s == 0.25);
     hd_trace_fini(&t);
 }
 

@@ -12,9 +12,14 @@ enum {
     /* Rows that a step gives to a prompt at least, whatever its bound: so that prompts advance.
      * Longer chunks are multiples of it: kernels compute rows in tiles. */
     CHUNK_MIN = 16,
-    /* The same of a chunk that is computed some layers at a time: with fewer most of a layer's time
-     * goes into reading its weights and what does not depend on rows. */
-    CHUNK_LAYER_MIN = 512,
+    /* The same of a chunk that is computed some layers at a time (least_of_chunk): never more than
+     * the latter, nor fewer than the former. */
+    CHUNK_LAYER_MIN = 64,
+    CHUNK_LAYER_ENOUGH = 512,
+    /* Most of a chunk's time depends on its rows when it takes so many times what CHUNK_MIN rows
+     * do, and expanding the positions before it is worth its price with so many times the rows from
+     * which that pays at all. */
+    WORTH = 3,
     /* How much wider the tolerance is for a prompt that would be late otherwise. */
     LATE_FACTOR = 4
 };
@@ -193,14 +198,34 @@ static int64_t left_for_chunk(const hd_sched *s, int64_t bound_ns) {
     return left_ns > least_ns ? left_ns : least_ns;
 }
 
+/* Rows from position pos on that a chunk has at least, if the prompt has as many: with fewer, most
+ * of a layer's time goes into reading its weights and expanding the positions before it. More than
+ * that take more time than they save, and the layer is what the others' tokens wait for. */
+static int least_of_chunk(const hd_sched *s, int pos) {
+    bool expands = !s->c.exact && s->c.expand_min < CHUNK_LAYER_ENOUGH;
+    int n = expands ? WORTH * s->c.expand_min : CHUNK_LAYER_MIN;
+    hd_step_load few = {0};
+    hd_step_load_add(&few, CHUNK_MIN, pos);
+    double worth_ns = WORTH * (double)hd_profile_mean_ns(s->c.profile, &few);
+    if (n < CHUNK_LAYER_MIN) n = CHUNK_LAYER_MIN;
+    while (n < CHUNK_LAYER_ENOUGH) {
+        hd_step_load l = {0};
+        hd_step_load_add(&l, n, pos);
+        if ((double)hd_profile_mean_ns(s->c.profile, &l) >= worth_ns) break;
+        n *= 2;
+    }
+    return hd_sched_min(n - n % CHUNK_MIN, CHUNK_LAYER_ENOUGH);
+}
+
 /* Rows of q from position pos on, at most n, for a chunk of which a layer takes no longer. */
 static int rows_of_chunk(const hd_sched *s, const struct plan *p, int pos, int n, int64_t bound) {
     double all_ns = (double)left_for_chunk(s, bound) * s->c.n_layer;
     int64_t limit_ns = all_ns < 9e18 ? (int64_t)all_ns : INT64_MAX;
     int n_timely = hd_profile_rows_within(s->c.profile, &p->load, pos, n, limit_ns);
     if (n_timely == n) return n;
-    if (n_timely > CHUNK_LAYER_MIN) return n_timely - n_timely % CHUNK_MIN;
-    return p->has_prompt ? 0 : hd_sched_min(n, CHUNK_LAYER_MIN);
+    int n_least = least_of_chunk(s, pos);
+    if (n_timely > n_least) return n_timely - n_timely % CHUNK_MIN;
+    return p->has_prompt ? 0 : hd_sched_min(n, n_least);
 }
 
 /* Whether rows of q from position pos on join the decoding rows' step, n_timely of n_wanted fitting

@@ -706,6 +706,54 @@ static void a_prompt_beside_decoding_is_cut_by_layers(void **state) {
     hd_profile_free(profile);
 }
 
+/* Nanoseconds: so many a step, and a row; a decoding row 1000. */
+static hd_profile *linear_profile(int64_t step_ns, int64_t row_ns) {
+    hd_profile *p = hd_profile_new();
+    for (int k = 0; k < 30; k++)
+        for (int n = 0; n <= 512; n = n ? 2 * n : 1) {
+            hd_step_load l = {.n_prompt = n, .n_decode = n == 0, .n_read = 40};
+            hd_profile_learn(p, &l, step_ns + (n ? n * row_ns : 1000));
+        }
+    return p;
+}
+
+/* Rows of the first chunk of a prompt of 900 beside a sequence that decodes. */
+static int rows_beside_decoding(int expand_min, int64_t step_ns, int64_t row_ns) {
+    hd_sched_config c = config();
+    hd_profile *profile = linear_profile(step_ns, row_ns);
+    c.n_layer = 8;
+    c.n_row_max = 512;
+    c.expand_min = expand_min;
+    c.step_max_ns = 1; /* leaves no rows */
+    c.profile = profile;
+    struct fixture f = setup(c);
+    hd_seq *a = submitted(&f, seq(&f, 0, 8, 80));
+    assert_int_equal(step(&f), 8);
+    hd_seq *b = submitted(&f, seq(&f, 2000, 900, 2));
+    assert_int_equal(step(&f), 1);
+    int n = step(&f);
+    assert_ptr_equal(hd_sched_seq_at(f.s, &f.b, 0), b);
+    assert_true(f.b.layer1 < c.n_layer);
+    while (step(&f) > 0) continue;
+    assert_int_equal(hd_seq_get_state(b), HD_SEQ_DONE);
+    hd_seq_free(a);
+    hd_seq_free(b);
+    teardown(&f);
+    hd_profile_free(profile);
+    return n;
+}
+
+/* A layer of a chunk is what others' tokens wait for at least: the chunk has no more rows than make
+ * its time depend on rows, and than expanding the positions before it wants. */
+static void a_chunk_has_as_many_rows_as_it_is_worth(void **state) {
+    (void)state;
+    assert_int_equal(rows_beside_decoding(8, 1000, 1000), 64);
+    assert_int_equal(rows_beside_decoding(8, 30000, 1000), 128); /* 158 >= 3 * 46 > 94 */
+    assert_int_equal(rows_beside_decoding(8, 1000000, 1000), 512);
+    assert_int_equal(rows_beside_decoding(37, 1000, 1000), 96); /* 3 * 37 in tiles of 16 */
+    assert_int_equal(rows_beside_decoding(171, 1000, 1000), 512);
+}
+
 /* Its bound holds for layers of a prompt, too, when those have just ended beside whom it was to be
  * computed. */
 static void a_prompt_that_is_left_alone_keeps_the_bound(void **state) {
@@ -891,6 +939,7 @@ int main(void) {
         cmocka_unit_test(looking_for_a_place_costs_no_page),
         cmocka_unit_test(a_static_batch_is_closed),
         cmocka_unit_test(a_prompt_beside_decoding_is_cut_by_layers),
+        cmocka_unit_test(a_chunk_has_as_many_rows_as_it_is_worth),
         cmocka_unit_test(a_prompt_that_is_left_alone_keeps_the_bound),
         cmocka_unit_test(a_more_urgent_prompt_overtakes_a_chunk),
         cmocka_unit_test(pages_of_a_cancelled_prompt_come_back_with_its_chunk),

@@ -65,11 +65,11 @@ typedef struct hd_cpu_unpack {
 typedef struct hd_cpu_xblock {
     int8_t q[32];
     float d, sum;     /* of the q: d * their sum */
-    int32_t minus[2]; /* -128 * the sum of the first 16, and of the others */
+    int32_t minus[3]; /* -128 * the sum of the first 16, of the others, and of all */
     struct {
         int8_t lower[32];
         float d, sum; /* the same of the n */
-        int32_t minus[2];
+        int32_t minus[3];
     } wide; /* there only in rows that are wide */
 } hd_cpu_xblock;
 

@@ -35,7 +35,7 @@ static inline VI vi_shift_up(VI n, int by) { return _mm256_slli_epi32(n, by); }
 static inline VI vi_upper(VI n) {
     return _mm256_srai_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(128)), 8);
 }
-static inline VI vi_half(VI n) { return _mm256_srai_epi32(n, 1); }
+static inline VI vi_shift_down(VI n, int by) { return _mm256_srai_epi32(n, by); }
 static inline VI vi_sub(VI a, VI b) { return _mm256_sub_epi32(a, b); }
 static inline VI vi_add(VI a, VI b) { return _mm256_add_epi32(a, b); }
 
@@ -144,16 +144,11 @@ static inline void v_transpose(V r[VN]) {
 
 /* ---- Repacked weights ---- */
 
+static inline W w_kept(W w) { return w; } /* there are few registers */
+
 /* A byte a lane. */
 static inline W w_bytes(const unsigned char *p) {
     return (W)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
-}
-/* Of rows of 16 bytes, each of which counts twice, the first time shifted up by 4 bits: the bytes
- * from `at` on. */
-static inline W w_twice(const unsigned char *rows, int at) {
-    __m256i pair = _mm256_broadcastsi128_si256(
-        _mm_loadu_si128((const __m128i *)(const void *)(rows + at / 2)));
-    return (W)_mm256_sllv_epi32(pair, _mm256_set_epi32(0, 0, 0, 0, 4, 4, 4, 4));
 }
 static inline W w_lookup(const unsigned char table[16], W index) {
     __m128i t = _mm_loadu_si128((const __m128i *)(const void *)table);

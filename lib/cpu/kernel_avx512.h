@@ -35,7 +35,7 @@ static inline VI vi_shift_up(VI n, unsigned by) { return _mm512_slli_epi32(n, by
 static inline VI vi_upper(VI n) {
     return _mm512_srai_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(128)), 8);
 }
-static inline VI vi_half(VI n) { return _mm512_srai_epi32(n, 1); }
+static inline VI vi_shift_down(VI n, int by) { return _mm512_srai_epi32(n, (unsigned)by); }
 static inline VI vi_sub(VI a, VI b) { return _mm512_sub_epi32(a, b); }
 static inline VI vi_add(VI a, VI b) { return _mm512_add_epi32(a, b); }
 
@@ -146,18 +146,16 @@ static inline __attribute__((always_inline)) void v_transpose(V r[VN]) {
 
 /* ---- Repacked weights ---- */
 
+/* A vector that stays in a register for all its uses: gcc 12 loads it for each one, and loads are
+ * what a product waits for. */
+static inline W w_kept(W w) {
+    __asm__("" : "+v"(w));
+    return w;
+}
+
 /* A byte a lane. */
 static inline W w_bytes(const unsigned char *p) {
     return (W)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
-}
-/* Of rows of 16 bytes, each of which counts twice, the first time shifted up by 4 bits: the bytes
- * from `at` on. */
-static inline W w_twice(const unsigned char *rows, int at) {
-    __m512i pair =
-        _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)(rows + at / 2)));
-    pair = _mm512_permutexvar_epi64(_mm512_set_epi64(3, 2, 3, 2, 1, 0, 1, 0), pair);
-    return (W)_mm512_sllv_epi32(pair,
-                                _mm512_set_epi32(0, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0, 0, 4, 4, 4, 4));
 }
 static inline W w_lookup(const unsigned char table[16], W index) {
     __m128i t = _mm_loadu_si128((const __m128i *)(const void *)table);

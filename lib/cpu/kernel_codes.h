@@ -40,34 +40,37 @@ ALWAYS void load_codes(hd_cpu_layout l, const unsigned char *low, const unsigned
         load_points(l, low, high, w);
         return;
     }
+    W of_low[8], of_high[2];
+    UNROLL for (int v = 0; v < l.low_bits; v++) of_low[v] = w_kept(w_load(low + 64 * v));
+    UNROLL for (int v = 0; v < l.high_bits; v++) of_high[v] = w_kept(w_load(high + 64 * v));
     UNROLL for (int g = 0; g < 8; g++) {
         if (l.low_bits == 8)
-            w[g] = w_load(low + 64 * g);
+            w[g] = of_low[g];
         else if (l.low_bits == 4)
-            w[g] = (w_load(low + 64 * (g % 4)) >> (4 * (g / 4))) & 0x0F0F0F0Fu;
+            w[g] = (of_low[g % 4] >> (4 * (g / 4))) & 0x0F0F0F0Fu;
         else
-            w[g] = (w_load(low + 64 * (g / 4)) >> (2 * (g % 4))) & 0x03030303u;
-        if (l.high_bits == 2) {
-            W h = w_load(high + 64 * (g / 4));
-            int up = l.low_bits - 2 * (g % 4);
-            w[g] |= (up < 0 ? h >> -up : h << up) & (0x03030303u << l.low_bits);
-        } else if (l.high_bits == 1) {
-            W h = w_load(high);
-            int up = l.low_bits - g;
-            w[g] |= (up < 0 ? h >> -up : h << up) & (0x01010101u << l.low_bits);
+            w[g] = (of_low[g / 4] >> (2 * (g % 4))) & 0x03030303u;
+        if (l.high_bits > 0) {
+            W h = of_high[g * l.high_bits / 8];
+            int up = l.low_bits - l.high_bits * (g % (8 / l.high_bits));
+            uint32_t mask = l.high_bits == 2 ? 0x03030303u : 0x01010101u;
+            w[g] |= (up < 0 ? h >> -up : h << up) & (mask << l.low_bits);
         }
         if (l.table != HD_CPU_TABLE_NONE) w[g] = code_values(l, w[g]);
     }
 }
 
-/* The count six-bit numbers of a head, a byte each: the even ones, then the odd ones. */
-ALWAYS void six_bits(const unsigned char *p, int count, unsigned char number[2][8][16]) {
-    UNROLL for (int at = 0; at < 8 * count; at += (int)sizeof(W)) {
-        W low = w_load(p + at), high = w_twice(p + 8 * count, at);
-        W even = (low & 0x0F0F0F0Fu) | (high & 0x30303030u);
-        W odd = ((low >> 4) & 0x0F0F0F0Fu) | ((high >> 2) & 0x30303030u);
-        __builtin_memcpy(number[0][0] + at, &even, sizeof even);
-        __builtin_memcpy(number[1][0] + at, &odd, sizeof odd);
+/* The count six-bit numbers of a head, a byte each, by quarters; vectors that are longer than one
+ * write garbage where the next quarter is written later. */
+ALWAYS void six_bits(const unsigned char *p, int count, unsigned char number[][16]) {
+    UNROLL for (int quarter = 0; quarter < 4; quarter++) {
+        UNROLL for (int at = 0; at < 4 * count; at += (int)sizeof(W)) {
+            W low = w_load(p + 4 * count * (quarter % 2) + at), high = w_load(p + 8 * count + at);
+            if (quarter >= 2) low >>= 4;
+            high = quarter < 2 ? high << (4 - 2 * quarter) : high >> (2 * quarter - 4);
+            W n = (low & 0x0F0F0F0Fu) | (high & 0x30303030u);
+            __builtin_memcpy(number[0] + 4 * count * quarter + at, &n, sizeof n);
+        }
     }
 }
 
@@ -81,7 +84,7 @@ ALWAYS V half_e8m0(W e) {
 /* What all blocks of a super-block need: d and -dmin of the K-quants, and numbers of six bits. */
 typedef struct super_scale {
     V d, less;
-    _Alignas(64) unsigned char number[2][8][16];
+    _Alignas(64) unsigned char number[18][16];
 } super_scale;
 
 ALWAYS void load_super(hd_cpu_layout l, const unsigned char *head, int lane, super_scale *s) {
@@ -96,7 +99,7 @@ ALWAYS void load_super(hd_cpu_layout l, const unsigned char *head, int lane, sup
 }
 
 ALWAYS V number_at(const super_scale *s, int lane, int i) {
-    return v_float((VI)w_bytes(s->number[i % 2][i / 2] + lane));
+    return v_float((VI)w_bytes(s->number[i] + lane));
 }
 
 /* Scales of block b, of its first and second 16 inputs where they differ, and what is added. */

@@ -48,15 +48,17 @@ ALWAYS void add_products(hd_cpu_layout l, const W *w, const blocks *x, bool is_l
     }
 }
 
-/* The sums over groups first .. first+n of a block, of one half of it or of both; exact. */
+/* The sums over groups first .. first+n of a block, of one half of it or of both, and `zero`;
+ * exact. */
 ALWAYS void dots(hd_cpu_layout l, bool is_wide, const W *w, const blocks *x, int first, int n,
-                 VI *sum) {
-    int zero = is_shifted(l, is_wide) ? SUM_START : 0;
+                 int zero, VI *sum) {
     UNROLL for (int r = 0; r < x->n_row; r++) {
-        const int32_t *of_16 = is_wide ? x->x[r]->wide.minus : x->x[r]->minus;
-        int32_t minus = of_16[first / 4];
-        if (n == 8) minus += of_16[1];
-        sum[r] = vi_set(l.offset > 0 ? zero + (minus >> (7 - log2_of[l.offset])) : zero);
+        const int32_t *minus = is_wide ? x->x[r]->wide.minus : x->x[r]->minus;
+        sum[r] = vi_set(zero);
+        if (l.offset == 0) continue;
+        VI less = vi_set(minus[n == 8 ? 2 : first / 4]);
+        if (l.offset < 128) less = vi_shift_down(less, 7 - log2_of[l.offset]);
+        sum[r] = vi_add(sum[r], less);
     }
     if (!is_wide) {
         add_products(l, w, x, false, first, n, sum);
@@ -73,15 +75,12 @@ ALWAYS void add_blocks(hd_cpu_layout l, bool is_wide, const W *w, const block_fa
                        const blocks *rows, V *acc) {
     bool is_small = is_shifted(l, is_wide), is_split = hd_cpu_has_halves(l.head);
     VI first[ABREAST], second[ABREAST];
-    dots(l, is_wide, w, rows, 0, is_split ? 4 : 8, first);
-    if (is_split) dots(l, is_wide, w, rows, 4, 4, second);
+    dots(l, is_wide, w, rows, 0, is_split ? 4 : 8, is_small ? SUM_START : 0, first);
+    if (is_split) dots(l, is_wide, w, rows, 4, 4, 0, second);
     UNROLL for (int r = 0; r < rows->n_row; r++) {
         const hd_cpu_xblock *x = rows->x[r];
         V d = v_set(is_wide ? x->wide.d : x->d), t = scaled(is_small, first[r], s, 0);
-        if (is_split) {
-            if (is_small) second[r] = vi_sub(second[r], vi_set(SUM_START));
-            t = v_fma(v_float(second[r]), s->s.scale[1], t);
-        }
+        if (is_split) t = v_fma(v_float(second[r]), s->s.scale[1], t);
         acc[r] = v_fma(t, d, acc[r]);
         if (l.head == HD_CPU_HEAD_K45 || l.head == HD_CPU_HEAD_DM)
             acc[r] = v_fma(s->s.add[0], v_set(is_wide ? x->wide.sum : x->sum), acc[r]);
@@ -106,25 +105,18 @@ ALWAYS block_factor load_factors(hd_cpu_layout l, bool is_wide, const super_scal
 
 /* ---- Asking for memory ---- */
 
-/* The strip that is read next is asked for while this one is read, into the level-2 cache; and this
- * one's lines so many bytes before they are read, into level 1. The processor's own prefetcher does
- * not keep enough of a strip on its way while lines are unpacked: two threads read 20 to 25 GB/s
- * without, 31 to 34 with both (Xeon of family 6 model 167, 30 GB/s when lines are only added up).
- */
-#define PREFETCH_AHEAD 2048
+/* How far ahead of its reading a strip is asked for. Two threads that read 40 GB/s with up to four
+ * rows wait longer for lines asked for later; two requests for a line, one of them earlier, gain
+ * nothing and take the time of two loads (Zen 5). */
+#define PREFETCH_AHEAD 8192
 
 typedef struct asking {
-    const unsigned char *far, *near, *turn, *next; /* near goes on at next when it is at turn */
+    ptrdiff_t ahead, to_next; /* from what is read to what is asked for; where that jumps at */
+    const unsigned char *turn;
 } asking;
 
-ALWAYS void ask(asking *a, int n_line) {
-    UNROLL for (int i = 0; i < n_line; i++) {
-        __builtin_prefetch(a->far + 64 * i, 0, 2);
-        __builtin_prefetch(a->near + 64 * i, 0, 3);
-    }
-    a->far += 64 * n_line;
-    a->near += 64 * n_line;
-    if (a->near >= a->turn) a->near = a->next, a->turn = (const unsigned char *)UINTPTR_MAX;
+ALWAYS void ask(const asking *a, const unsigned char *p, int n_line) {
+    UNROLL for (int i = 0; i < n_line; i++) __builtin_prefetch(p + a->ahead + 64 * i, 0, 3);
 }
 
 /* ---- Tiles ---- */
@@ -134,10 +126,9 @@ ALWAYS void ask(asking *a, int n_line) {
 ALWAYS void packed_tile(enum hd_format f, bool is_wide, const hd_cpu_packed_product *p, int row0,
                         int lane, int n_row) {
     hd_cpu_layout l = hd_cpu_layout_of(f);
-    size_t at = 0;
     const unsigned char *x[PACKED_ROWS], *head = p->strip;
-    asking a = {.far = p->next, .near = head + PREFETCH_AHEAD, .next = p->next};
-    a.turn = head + hd_cpu_strip_bytes(f, p->n_in);
+    const unsigned char *end = head + hd_cpu_strip_bytes(f, p->n_in);
+    asking a = {.ahead = PREFETCH_AHEAD, .to_next = p->next - end, .turn = end - PREFETCH_AHEAD};
     V acc[PACKED_ROWS];
     UNROLL for (int r = 0; r < n_row; r++) {
         x[r] = p->x[row0 + r < p->n_row ? row0 + r : p->n_row - 1];
@@ -149,17 +140,20 @@ ALWAYS void packed_tile(enum hd_format f, bool is_wide, const hd_cpu_packed_prod
         const unsigned char *high = low + 64 * l.low_bits * n_sub;
         super_scale super;
         load_super(l, head, lane, &super);
-        ask(&a, (int)hd_cpu_head_bytes(l.head, 8) / 64);
-        for (int b = 0; b < n_sub; b++, at += p->x_step) {
+        if (head >= a.turn) a.ahead += a.to_next, a.turn = end;
+        ask(&a, head, (int)hd_cpu_head_bytes(l.head, 8) / 64);
+        for (int b = 0; b < n_sub; b++) {
             W w[8];
-            ask(&a, l.low_bits + l.high_bits);
+            ask(&a, low, l.low_bits);
+            ask(&a, high, l.high_bits);
             load_codes(l, low, high, w);
             block_factor s = load_factors(l, is_wide, &super, head, lane, b);
             UNROLL for (int r = 0; r < n_row; r += ABREAST) {
                 blocks rows = {.n_row = n_row - r < ABREAST ? n_row - r : ABREAST};
                 UNROLL for (int i = 0; i < rows.n_row; i++) rows.x[i] =
-                    (const hd_cpu_xblock *)(const void *)(x[r + i] + at);
+                    (const hd_cpu_xblock *)(const void *)x[r + i];
                 add_blocks(l, is_wide, w, &s, &rows, acc + r);
+                UNROLL for (int i = 0; i < rows.n_row; i++) x[r + i] += p->x_step;
             }
             low += 64 * l.low_bits;
             high += 64 * l.high_bits;

@@ -12,8 +12,10 @@ ALWAYS int32_t minus_sum(const VI *n) {
     return (int32_t)((uint32_t)vi_sum(sum) * (uint32_t)-128);
 }
 
-ALWAYS float sum_of(const int32_t minus[2]) {
-    return -0x1p-7f * (float)(int32_t)((uint32_t)minus[0] + (uint32_t)minus[1]);
+/* The third of such sums from the first two; as a number. */
+ALWAYS float add_sums(int32_t minus[3]) {
+    minus[2] = (int32_t)((uint32_t)minus[0] + (uint32_t)minus[1]);
+    return -0x1p-7f * (float)minus[2];
 }
 
 ALWAYS void quantise_block(const float *x, bool is_wide, hd_cpu_xblock *b) {
@@ -36,10 +38,10 @@ ALWAYS void quantise_block(const float *x, bool is_wide, hd_cpu_xblock *b) {
                        vi_sub(n[v], vi_shift_up(upper[v], 8)));
         b->wide.minus[half] = minus_sum(n);
     }
-    b->sum = b->d * sum_of(b->minus);
+    b->sum = b->d * add_sums(b->minus);
     if (!is_wide) return;
     b->wide.d = b->d * 0x1p-8f;
-    b->wide.sum = b->wide.d * sum_of(b->wide.minus);
+    b->wide.sum = b->wide.d * add_sums(b->wide.minus);
 }
 
 static void quantise(const float *x, int n, bool is_wide, unsigned char *row) {
@@ -64,7 +66,7 @@ ALWAYS V v_exp(V x) {
     y = v_fma(y, r, v_set(1.6666665459e-1f));
     y = v_fma(y, r, v_set(5.0000001201e-1f));
     y = v_fma(y, r * r, r) + v_set(1.0f);
-    VI whole = v_int(n), half = vi_half(whole);
+    VI whole = v_int(n), half = vi_shift_down(whole, 1);
     return y * v_pow2(half) * v_pow2(vi_sub(whole, half));
 }
 

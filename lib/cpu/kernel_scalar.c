@@ -43,7 +43,7 @@ static inline V v_pow2(VI n) {
     VI bias = {127, 127, 127, 127};
     return (V)((n + bias) << 23);
 }
-static inline VI vi_half(VI n) { return n >> 1; }
+static inline VI vi_shift_down(VI n, int by) { return n >> by; }
 static inline VI vi_sub(VI a, VI b) { return (VI)((W)a - (W)b); } /* wraps, as the next */
 static inline VI vi_add(VI a, VI b) { return (VI)((W)a + (W)b); }
 static inline V v_float(VI n) { return __builtin_convertvector(n, V); }
@@ -138,15 +138,10 @@ static inline void v_transpose(V r[VN]) {
 
 /* ---- Repacked weights ---- */
 
+static inline W w_kept(W w) { return w; }
+
 /* A byte a lane. */
 static inline W w_bytes(const unsigned char *p) { return (W){p[0], p[1], p[2], p[3]}; }
-/* Of rows of 16 bytes, each of which counts twice, the first time shifted up by 4 bits: the bytes
- * from `at` on. */
-static inline W w_twice(const unsigned char *rows, int at) {
-    W w;
-    __builtin_memcpy(&w, rows + at / 32 * 16, sizeof w);
-    return at / 16 % 2 == 0 ? w << 4 : w;
-}
 static inline W w_lookup(const unsigned char table[16], W index) {
     W out = {0};
     for (int i = 0; i < VN; i++)

@@ -136,13 +136,15 @@ ALWAYS void codes(enum hd_format f, const unsigned char *p, int n, unsigned char
 
 /* number [count][16] of six bits. */
 ALWAYS void put_six_bits(unsigned char number[][HD_CPU_STRIP_OUT], int count, unsigned char *dst) {
-    for (int i = 0; i < count; i += 2, dst += n_lane)
+    int half = count / 2, quarter = count / 4;
+    for (int i = 0; i < half; i++, dst += n_lane)
         for (int o = 0; o < n_lane; o++)
-            dst[o] = (unsigned char)((number[i][o] & 15) | (number[i + 1][o] & 15) << 4);
-    for (int i = 0; i < count; i += 4, dst += n_lane)
+            dst[o] = (unsigned char)((number[i][o] & 15) | (number[half + i][o] & 15) << 4);
+    for (int i = 0; i < quarter; i++, dst += n_lane)
         for (int o = 0; o < n_lane; o++)
-            dst[o] = (unsigned char)(number[i][o] >> 4 | (number[i + 1][o] >> 4) << 2 |
-                                     (number[i + 2][o] >> 4) << 4 | (number[i + 3][o] >> 4) << 6);
+            dst[o] = (unsigned char)(number[i][o] >> 4 | (number[quarter + i][o] >> 4) << 2 |
+                                     (number[half + i][o] >> 4) << 4 |
+                                     (number[half + quarter + i][o] >> 4) << 6);
 }
 
 ALWAYS void six_bit_numbers(enum hd_format f, const unsigned char *p, int o,

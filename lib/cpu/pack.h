@@ -31,12 +31,13 @@
 #include "quant/format.h"
 
 /* Changes whenever the bytes that hd_cpu_pack writes do. */
-#define HD_CPU_PACK_VERSION 2
+#define HD_CPU_PACK_VERSION 3
 
 enum { HD_CPU_STRIP_OUT = 16, HD_CPU_SUPER = 256, HD_CPU_SUB = 32 };
 
-/* n: blocks of 32 in the super-block. Six-bit numbers: [count/2][16] low halves, two a byte (the
- * odd one in the high half), then [count/4][16] of the upper two bits, four a byte. */
+/* n: blocks of 32 in the super-block. Six-bit numbers: [count/2][16] of the lower four bits, number
+ * i in a byte with i + count/2; then [count/4][16] of the upper two, number i with i + count/4 and
+ * so on; the first in the least bits. */
 enum hd_cpu_head {
     HD_CPU_HEAD_D,   /* f16 scale [n][16] */
     HD_CPU_HEAD_DM,  /* f16 scale and minimum [n][2][16] */

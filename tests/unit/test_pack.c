@@ -16,8 +16,9 @@ static float half_at(const unsigned char *p) { return hd_f16_to_f32((uint16_t)(p
 
 /* The i-th of count six-bit numbers of output o. */
 static int six_bits(const unsigned char *p, int count, int i, int o) {
-    int low = p[16 * (i / 2) + o] >> (4 * (i % 2)) & 15;
-    return low | (p[8 * count + 16 * (i / 4) + o] >> (2 * (i % 4)) & 3) << 4;
+    int half = count / 2, quarter = count / 4;
+    int low = p[16 * (i % half) + o] >> (4 * (i / half)) & 15;
+    return low | (p[8 * count + 16 * (i % quarter) + o] >> (2 * (i / quarter)) & 3) << 4;
 }
 
 /* Scale and addend of input k of a super-block for output o. */

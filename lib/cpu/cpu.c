@@ -24,11 +24,11 @@ static hd_status cpu_open(const hd_dev_config *config, void **ctx) {
     c->n_thread = n_thread;
     c->is_wide = config != NULL && config->compute == HD_COMPUTE_FLOAT32;
     hd_cpu_store_open(c);
-    hd_cpu_share_out(c);
-    hd_status s = hd_pool_open(n_thread, &c->pool);
+    hd_status s = hd_cpu_shares_open(c);
+    if (s == HD_OK) s = hd_pool_open(n_thread, &c->pool);
     if (s != HD_OK) {
         hd_cpu_store_close(c);
-        hd_free(c->task_begin);
+        hd_free(c->share);
         hd_free(c);
         return s;
     }
@@ -42,7 +42,7 @@ static void cpu_close(void *ctx) {
     hd_pool_close(c->pool);
     hd_cpu_free_desks(c);
     hd_cpu_store_close(c);
-    hd_free(c->task_begin);
+    hd_free(c->share);
     hd_free(c->arena);
     hd_free(c);
 }

@@ -80,8 +80,8 @@ typedef struct hd_cpu {
     hd_pool *pool;
     struct hd_cpu_store *store; /* memory of repacked weights */
     const hd_cpu_kernels *k;
-    int n_thread, n_task;
-    double *task_begin; /* [n_task + 1] a set of products in tasks: 0 .. 1, parts of its cost */
+    int n_thread, n_piece;      /* n_piece: of a set of products */
+    struct hd_cpu_share *share; /* [n_thread] */
     bool is_wide; /* HD_COMPUTE_FLOAT32: activations of 16 bits meet weights of every format */
     hd_dev_limits limits;
     hd_dev_observer observer; /* inputs NULL: nobody */
@@ -181,7 +181,7 @@ static inline enum hd_cpu_input hd_cpu_input_of_down(const hd_cpu *c, const hd_w
     return x == HD_CPU_WIDE && before == HD_CPU_NARROW ? HD_CPU_NARROW : x;
 }
 
-void hd_cpu_share_out(hd_cpu *c); /* sets n_task and task_begin, the caller's to free */
+hd_status hd_cpu_shares_open(hd_cpu *c); /* sets n_piece and share, the caller's to free */
 /* Runs n products, independent of one another, on all threads. */
 void hd_cpu_mul_run(hd_cpu *c, const hd_cpu_mul *mul, int n);
 /* Runs n products of equal n_out that add into the same rows: for every output in list order. */

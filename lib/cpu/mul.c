@@ -13,11 +13,16 @@
 /* Below this many multiply-adds a product runs on the calling thread: waking others costs more. */
 #define SERIAL_WORK 32768
 
-/* The first task of a set is this part of a thread's share, and the next ones that of what is left,
- * so that few runs of weights are begun; but none is less than 1/LEAST_PART of a share, and such
- * ones are last, so that no thread waits long for another. */
-#define FIRST_PART 2
-#define LEAST_PART 32
+/* Pieces of a thread's share of a set of products: no thread waits longer for another than one
+ * takes. */
+#define PIECES 32
+
+/* The pieces of a thread's share that nobody has taken yet. It takes from the front, so that it
+ * reads one run of weights, and who is done takes from the others' backs; both take half of what is
+ * left. */
+struct hd_cpu_share {
+    _Alignas(64) _Atomic uint64_t left; /* first << 32 | end */
+};
 
 /* Rows row0..row0+n_row of outputs o0..o0+n_o of one weight into t->c[which]. */
 typedef struct part {
@@ -170,17 +175,45 @@ static void run_outputs(hd_cpu *c, int thread, part p, int n_o) {
 
 static int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-void hd_cpu_share_out(hd_cpu *c) {
-    double least = 1.0 / (LEAST_PART * c->n_thread), at = 0;
-    int n_most = FIRST_PART * LEAST_PART * c->n_thread;
-    c->task_begin = hd_alloc((size_t)(n_most + 1) * sizeof *c->task_begin);
-    for (c->n_task = 0; at < 1 - least / 2; c->n_task++) {
-        double share = (1 - at) / (FIRST_PART * c->n_thread);
-        HD_ASSERT(c->n_task < n_most);
-        c->task_begin[c->n_task] = at;
-        at += c->n_thread == 1 ? 1 : share > least ? share : least;
+/* Pieces first .. end of a set of c->n_piece. */
+typedef struct run {
+    int first, end;
+} run;
+
+hd_status hd_cpu_shares_open(hd_cpu *c) {
+    void *memory;
+    HD_TRY(hd_alloc_large((size_t)c->n_thread * sizeof *c->share, &memory));
+    c->share = memory;
+    c->n_piece = PIECES * c->n_thread;
+    return HD_OK;
+}
+
+static void share_out(hd_cpu *c) {
+    for (int i = 0; i < c->n_thread; i++) {
+        uint64_t first = (uint64_t)i * PIECES;
+        atomic_store_explicit(&c->share[i].left, first << 32 | (first + PIECES),
+                              memory_order_relaxed);
     }
-    c->task_begin[c->n_task] = 1;
+}
+
+/* Half of what is left of a share, rounded up. */
+static bool take_half(struct hd_cpu_share *s, bool is_own, run *out) {
+    uint64_t left = atomic_load_explicit(&s->left, memory_order_relaxed), after;
+    do {
+        int first = (int)(left >> 32), end = (int)(uint32_t)left, n = (end - first + 1) / 2;
+        if (n == 0) return false;
+        *out = is_own ? (run){first, first + n} : (run){end - n, end};
+        after = is_own ? (uint64_t)out->end << 32 | (uint32_t)end
+                       : (uint64_t)first << 32 | (uint32_t)out->first;
+    } while (!atomic_compare_exchange_weak_explicit(&s->left, &left, after, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    return true;
+}
+
+static bool take_run(hd_cpu *c, int thread, run *out) {
+    for (int i = 0; i < c->n_thread; i++)
+        if (take_half(&c->share[(thread + i) % c->n_thread], i == 0, out)) return true;
+    return false;
 }
 
 /* Lanes of `each` that begin before `at`, which is counted from the first one. */
@@ -207,8 +240,8 @@ static double lane_cost(const hd_cpu_mul *m, int n_row) {
 
 static int n_lane_of(const hd_cpu_mul *m) { return (int)hd_cpu_pad(m->w->n_out) / HD_CPU_LANES; }
 
-/* Products in order, of each one block of rows after another, of each all outputs: a task is a part
- * of this row of lanes, by cost. */
+/* Products in order, of each one block of rows after another, of each all outputs: a piece is a
+ * part of this row of lanes, by cost. */
 typedef struct job {
     hd_cpu *c;
     const hd_cpu_mul *mul;
@@ -216,25 +249,31 @@ typedef struct job {
     double cost;
 } job;
 
-static void run_task(void *ctx, int task, int thread) {
-    const job *j = ctx;
-    const double *begin = j->c->task_begin + task;
-    double from = begin[0] * j->cost, to = begin[1] < 1 ? begin[1] * j->cost : INFINITY;
+static void run_pieces(const job *j, run r, int thread) {
+    double each = j->cost / j->c->n_piece, from = r.first * each;
+    double to = r.end < j->c->n_piece ? r.end * each : INFINITY;
     for (const hd_cpu_mul *m = j->mul; m < j->mul + j->n_mul && to > 0; m++) {
-        int n_lane = n_lane_of(m), each = rows_each(m);
-        for (part p = {.m = m}; p.row0 < m->n_row && to > 0; p.row0 += each) {
-            p.n_row = hd_cpu_least(m->n_row - p.row0, each);
+        int n_lane = n_lane_of(m), n_each = rows_each(m);
+        for (part p = {.m = m}; p.row0 < m->n_row && to > 0; p.row0 += n_each) {
+            p.n_row = hd_cpu_least(m->n_row - p.row0, n_each);
             double cost = lane_cost(m, p.n_row);
             int first = lanes_before(from, cost, n_lane), end = lanes_before(to, cost, n_lane);
             from -= cost * n_lane, to -= cost * n_lane;
             if (first == end) continue;
-            const hd_cpu_mul *next = p.row0 + each < m->n_row ? m : m + 1;
-            bool goes_on = end == n_lane && to > 0 && next < j->mul + j->n_mul;
+            const hd_cpu_mul *next = p.row0 + n_each < m->n_row ? m : m + 1;
+            bool goes_on = end == n_lane && next < j->mul + j->n_mul;
             p.next = goes_on ? first_strip(next, 0) : NULL;
             p.o0 = first * HD_CPU_LANES;
             run_outputs(j->c, thread, p, hd_cpu_least(m->w->n_out, end * HD_CPU_LANES) - p.o0);
         }
     }
+}
+
+/* A thread's part of a job. */
+static void run_share(void *ctx, int task, int thread) {
+    (void)task;
+    const job *j = ctx;
+    for (run r; take_run(j->c, thread, &r);) run_pieces(j, r, thread);
 }
 
 static void check(const hd_cpu_mul *m) {
@@ -265,23 +304,25 @@ void hd_cpu_mul_run(hd_cpu *c, const hd_cpu_mul *mul, int n) {
             j.cost +=
                 lane_cost(&mul[i], hd_cpu_least(mul[i].n_row - row, each)) * n_lane_of(&mul[i]);
     }
-    if (work < SERIAL_WORK)
-        for (int i = 0; i < c->n_task; i++) run_task(&j, i, 0);
-    else
-        hd_pool_run(c->pool, c->n_task, run_task, &j);
+    if (work < SERIAL_WORK) {
+        run_pieces(&j, (run){0, c->n_piece}, 0);
+        return;
+    }
+    share_out(c);
+    hd_pool_run(c->pool, c->n_thread, run_share, &j);
 }
 
-static void run_range_in_order(void *ctx, int task, int thread) {
-    const job *j = ctx;
-    const double *begin = j->c->task_begin + task;
+static void run_pieces_in_order(const job *j, run r, int thread) {
     int n_lane = n_lane_of(j->mul), n_out = j->mul[0].w->n_out;
-    int first = lanes_before(begin[0] * n_lane, 1, n_lane);
-    int end = lanes_before(begin[1] * n_lane, 1, n_lane);
+    double each = (double)n_lane / j->c->n_piece;
+    int first = lanes_before(r.first * each, 1, n_lane);
+    int end = r.end < j->c->n_piece ? lanes_before(r.end * each, 1, n_lane) : n_lane;
     if (first == end) return;
     for (int i = 0; i < j->n_mul; i++) {
         const hd_cpu_mul *m = &j->mul[i];
         part p = {.m = m, .o0 = first * HD_CPU_LANES};
-        if (i + 1 < j->n_mul) p.next = first_strip(m + 1, p.o0);
+        p.next = i + 1 < j->n_mul ? first_strip(m + 1, p.o0)
+                                  : first_strip(j->mul, end < n_lane ? end * HD_CPU_LANES : 0);
         for (; p.row0 < m->n_row; p.row0 += rows_each(m)) {
             p.n_row = hd_cpu_least(m->n_row - p.row0, rows_each(m));
             run_outputs(j->c, thread, p, hd_cpu_least(n_out, end * HD_CPU_LANES) - p.o0);
@@ -289,12 +330,19 @@ static void run_range_in_order(void *ctx, int task, int thread) {
     }
 }
 
+static void run_share_in_order(void *ctx, int task, int thread) {
+    (void)task;
+    const job *j = ctx;
+    for (run r; take_run(j->c, thread, &r);) run_pieces_in_order(j, r, thread);
+}
+
 void hd_cpu_mul_run_in_order(hd_cpu *c, const hd_cpu_mul *mul, int n) {
     if (n == 0) return;
     tell_observer(c, mul, n);
     for (int i = 0; i < n; i++) check(&mul[i]);
     job j = {.c = c, .mul = mul, .n_mul = n};
-    hd_pool_run(c->pool, c->n_task, run_range_in_order, &j);
+    share_out(c);
+    hd_pool_run(c->pool, c->n_thread, run_share_in_order, &j);
 }
 
 /* ---- Rows ---- */

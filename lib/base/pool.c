@@ -19,8 +19,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* About 20 to 50 microseconds of PAUSE: longer than the gaps between the ops of a step. */
-#define SPIN_PASSES 1000
+/* About 100 to 300 microseconds of PAUSE: longer than what one thread does alone in a step, and
+ * between two steps. Waking a sleeper took 100 microseconds (virtual machine on Zen 5). */
+#define SPIN_PASSES 6000
 
 typedef struct worker {
     struct hd_pool *pool;

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum {
@@ -127,10 +128,25 @@ static int rows_of_run(size_t row_bytes) {
     return n < HD_CPU_STRIP_OUT ? HD_CPU_STRIP_OUT : n > 4096 ? 4096 : (int)n;
 }
 
+/* Maps pages of a weight that is read where it lies, so that no step waits for a fault: a row of
+ * embeddings took 60 to 150 microseconds. Where the kernel cannot (before Linux 5.14), steps do. */
+static void bring_in(const hd_weight *w) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t n_byte = hd_format_bytes(w->format, (size_t)w->n_in) * (size_t)w->n_out;
+    for (int i = 0; i < w->n_mat; i++) {
+        size_t before = (uintptr_t)w->mat[i] % page;
+        char *first = (char *)(uintptr_t)w->mat[i] - before;
+        (void)madvise(first, before + n_byte, MADV_POPULATE_READ);
+    }
+}
+
 hd_status hd_cpu_prepare(void *ctx, hd_weight *w) {
     hd_cpu *c = ctx;
     size_t n_byte = copy_bytes(w);
-    if (n_byte == 0) return HD_OK;
+    if (n_byte == 0) {
+        bring_in(w);
+        return HD_OK;
+    }
     packing p = {.c = c, .w = w, .row_bytes = hd_format_bytes(w->format, (size_t)w->n_in)};
     p.n_each = rows_of_run(p.row_bytes);
     p.n_run = (w->n_out + p.n_each - 1) / p.n_each;

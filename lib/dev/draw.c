@@ -55,10 +55,18 @@ static bool before(const float *row, int32_t a, int32_t b) {
     return row[a] > row[b] || (row[a] == row[b] && a < b);
 }
 
+/* The first of the largest, whose value is looked for first: of maxima side by side the compiler
+ * makes vectors. */
 static int32_t arg_max(const float *row, int n) {
-    int32_t best = 0;
-    for (int32_t i = 1; i < n; i++)
-        if (row[i] > row[best]) best = i;
+    enum { LANES = 32 };
+    float lane[LANES], max = -INFINITY;
+    int32_t i = 0, best = 0;
+    for (int l = 0; l < LANES; l++) lane[l] = max;
+    for (; i + LANES <= n; i += LANES)
+        for (int l = 0; l < LANES; l++) lane[l] = row[i + l] > lane[l] ? row[i + l] : lane[l];
+    for (; i < n; i++) max = row[i] > max ? row[i] : max;
+    for (int l = 0; l < LANES; l++) max = lane[l] > max ? lane[l] : max;
+    while (best < n - 1 && row[best] != max) best++;
     return best;
 }
 

@@ -75,11 +75,12 @@ static int make_groups(const hd_cpu_attention *a, int n_most) {
 
 void hd_cpu_block_rows(const hd_batch *b, int seq, const hd_cpu_block *block, const void *cache,
                        size_t row_bytes, const void **row) {
-    const int32_t *page = b->page + b->seq_page0[seq];
-    for (int i = 0; i < block->n_t; i++) {
-        int t = block->t0 + i;
-        size_t at = (size_t)page[t / b->page_tok] * (size_t)b->page_tok + (size_t)(t % b->page_tok);
-        row[i] = (const char *)cache + at * row_bytes;
+    const int32_t *page = b->page + b->seq_page0[seq] + block->t0 / b->page_tok;
+    int in_page = block->t0 % b->page_tok;
+    for (int i = 0; i < block->n_t; page++, in_page = 0) {
+        const char *from = (const char *)cache + (size_t)*page * (size_t)b->page_tok * row_bytes;
+        for (; i < block->n_t && in_page < b->page_tok; i++, in_page++)
+            row[i] = from + (size_t)in_page * row_bytes;
     }
 }
 
@@ -99,7 +100,11 @@ const float *hd_cpu_block_floats(const hd_cpu_kernels *k, const hd_cpu_cached *s
 
 /* ---- One block ---- */
 
-enum { FEW = 4 }; /* queries that leave most of a vector's lanes empty */
+enum { FOUR = 4 }; /* queries, and values of theirs, that kernels take together */
+
+static size_t padded_key(const hd_cpu_attention *a) {
+    return (size_t)(a->n_key + FOUR - 1) / FOUR * FOUR;
+}
 
 /* Queries of a task that meet a block together. They are columns of t->s; column 0 is the first of
  * the panel that query q0 is in. */
@@ -138,60 +143,29 @@ static void add_ragged(const part *p, const hd_cpu_block *b, const few *f, float
     }
 }
 
-/* Scores of many queries: queries across lanes, keys as they lie. */
-static void score_many(const part *p, const hd_cpu_block *b, const few *f, const float *queries) {
-    size_t n_key = (size_t)p->a->n_key;
-    p->a->c->k->strided(&(hd_cpu_strided){.n_row = b->n_t,
-                                          .n_k = p->a->n_key,
-                                          .n_lane = f->n_lane,
-                                          .a = b->k,
-                                          .a_row = b->ldk,
-                                          .a_step = 1,
-                                          .b = queries,
-                                          .ldb = HD_CPU_LANES,
-                                          .b_panel = n_key * HD_CPU_LANES,
-                                          .c = p->t->s,
-                                          .ldc = HD_CPU_QCHUNK,
-                                          .ahead = b->ahead,
-                                          .ahead_bytes = b->ahead_bytes});
+/* How many of the rows behind the block the values' sums ask for: their part of the time, as far as
+ * they can; scores ask for the others. Memory then works all the time. */
+static int asked_by_values(const part *p, const hd_cpu_block *b) {
+    if (b->ahead.n == 0) return 0;
+    size_t n_line = (size_t)b->n_t * p->ld / (2 * HD_CPU_LANES);
+    int n = b->ahead.n * p->a->n_v / (p->a->n_v + p->a->n_key);
+    return hd_cpu_least(n, (int)(n_line * 64 / b->ahead.n_byte));
 }
 
-/* Of so few that most lanes would be empty: positions across lanes, in keys that are transposed
- * first. The same sums. */
-static void score_few(const part *p, const hd_cpu_block *b, const few *f, const float *queries) {
-    const hd_cpu_kernels *k = p->a->c->k;
-    size_t panel = (size_t)p->a->n_key * HD_CPU_LANES;
-    float s[FEW][HD_CPU_KV_BLOCK];
-    const float *row[HD_CPU_LANES];
-    for (int t = 0; t < b->n_t; t += HD_CPU_LANES) {
-        int n = hd_cpu_least(b->n_t - t, HD_CPU_LANES);
-        for (int i = 0; i < n; i++) row[i] = b->k + (size_t)(t + i) * b->ldk;
-        k->lanes(row, n, p->a->n_key, p->t->kt + (size_t)t / HD_CPU_LANES * panel, HD_CPU_LANES);
-    }
-    k->strided(&(hd_cpu_strided){.n_row = f->n,
-                                 .n_k = p->a->n_key,
-                                 .n_lane = (int)hd_cpu_pad(b->n_t),
-                                 .a = queries + f->column,
-                                 .a_row = 1,
-                                 .a_step = HD_CPU_LANES,
-                                 .b = p->t->kt,
-                                 .ldb = HD_CPU_LANES,
-                                 .b_panel = panel,
-                                 .c = s[0],
-                                 .ldc = HD_CPU_KV_BLOCK});
-    for (int t = 0; t < b->n_t; t++)
-        for (int i = 0; i < f->n; i++) p->t->s[t * HD_CPU_QCHUNK + f->column + i] = s[i][t];
-}
-
-/* Weights of the block's positions in t->s. */
-static void weigh(const part *p, const hd_cpu_block *b, few *f) {
+/* Weights of the block's positions in t->s; asks for n_ahead rows behind it. */
+static void weigh(const part *p, const hd_cpu_block *b, few *f, int n_ahead) {
     const hd_cpu_attention *a = p->a;
     hd_cpu_scratch *t = p->t;
-    const float *queries = t->qt + (size_t)(f->q0 - f->column) * (size_t)a->n_key;
-    if (f->column + f->n <= HD_CPU_LANES && f->n <= FEW)
-        score_few(p, b, f, queries);
-    else
-        score_many(p, b, f, queries);
+    int before = f->q0 % FOUR; /* queries of others, in the same four */
+    a->c->k->score(&(hd_cpu_scoring){.n_t = b->n_t,
+                                     .n_four = (before + f->n + FOUR - 1) / FOUR,
+                                     .n_key = a->n_key,
+                                     .q = t->qt + (size_t)(f->q0 - before) * padded_key(a),
+                                     .k = b->k,
+                                     .ldk = b->ldk,
+                                     .s = t->s + f->column - before,
+                                     .lds = HD_CPU_QCHUNK,
+                                     .ahead = {b->ahead.piece, n_ahead, b->ahead.n_byte}});
     for (int i = 0; i < f->n; i++)
         for (int s = f->n_see[i]; s < b->n_t; s++)
             t->s[s * HD_CPU_QCHUNK + f->column + i] = -INFINITY;
@@ -231,25 +205,29 @@ static void attend_few(const part *p, const hd_cpu_block *b, int q0, int n, cons
         f.n_see[i] = hd_cpu_least(t->pos[q0 + i] - b->t0 + 1, b->n_t);
         is_ragged |= f.n_see[i] < b->n_t;
     }
-    weigh(p, b, &f);
+    const hd_cpu_ahead ahead = b->ahead;
+    int n_asked = ahead.n - (is_ragged ? 0 : asked_by_values(p, b));
+    weigh(p, b, &f, n_asked);
     if (!is_first) merge(p, &f, u);
     memcpy(u->m + q0, f.m + f.column, sizeof(float) * (size_t)n);
     memcpy(u->l + q0, f.l + f.column, sizeof(float) * (size_t)n);
     float *acc = u->acc + (size_t)q0 * p->ld, *keep = f.keep + f.column, *gain = f.gain + f.column;
     if (!is_ragged) {
-        p->a->c->k->strided(&(hd_cpu_strided){.n_row = n,
-                                              .n_k = b->n_t,
-                                              .n_lane = (int)p->ld,
-                                              .a = t->s + f.column,
-                                              .a_row = 1,
-                                              .a_step = HD_CPU_QCHUNK,
-                                              .b = b->v,
-                                              .ldb = b->ldv,
-                                              .b_panel = HD_CPU_LANES,
-                                              .c = acc,
-                                              .ldc = p->ld,
-                                              .keep = is_first ? NULL : keep,
-                                              .gain = gain});
+        p->a->c->k->strided(
+            &(hd_cpu_strided){.n_row = n,
+                              .n_k = b->n_t,
+                              .n_lane = (int)p->ld,
+                              .a = t->s + f.column,
+                              .a_row = 1,
+                              .a_step = HD_CPU_QCHUNK,
+                              .b = b->v,
+                              .ldb = b->ldv,
+                              .b_panel = HD_CPU_LANES,
+                              .c = acc,
+                              .ldc = p->ld,
+                              .keep = is_first ? NULL : keep,
+                              .gain = gain,
+                              .ahead = {ahead.piece + n_asked, ahead.n - n_asked, ahead.n_byte}});
         return;
     }
     add_ragged(p, b, &f, is_first ? acc : t->ragged);
@@ -279,7 +257,7 @@ static void attend_block(const part *p, int t0, const sums *u) {
         for (int q = i * a->n_each, n; q < end * a->n_each; q += n) {
             n = hd_cpu_least(end * a->n_each - q, HD_CPU_QCHUNK - q % HD_CPU_LANES);
             attend_few(p, &b, q, n, u);
-            b.ahead = NULL;
+            b.ahead.n = 0;
         }
     }
 }
@@ -345,7 +323,20 @@ static int n_chunk(const hd_cpu_attention *a, const hd_cpu_group *g) {
     return (n_block(g) - 1) / a->n_chunk + 1;
 }
 
-/* The queries across lanes, and their positions. */
+/* Four queries, or fewer and zeros, as hd_cpu_scoring has them. */
+static void put_four(const float *const *query, int n, int n_key, float *to) {
+    for (int k = 0; k < n_key; k += FOUR)
+        for (int i = 0; i < FOUR; i++, to += FOUR) {
+            int n_there = i < n ? hd_cpu_least(n_key - k, FOUR) : 0;
+            if (n_there == FOUR) {
+                memcpy(to, query[i] + k, sizeof *to * FOUR);
+                continue;
+            }
+            for (int j = 0; j < FOUR; j++) to[j] = j < n_there ? query[i][k + j] : 0;
+        }
+}
+
+/* The queries by fours, and their positions. */
 static part begin_part(const hd_cpu_attention *a, const hd_cpu_group *g, int unit, int thread) {
     hd_cpu_scratch *t = &a->c->thread[thread];
     part p = {.a = a, .t = t, .g = g, .unit = unit, .ld = hd_cpu_pad(a->n_v)};
@@ -355,9 +346,8 @@ static part begin_part(const hd_cpu_attention *a, const hd_cpu_group *g, int uni
         t->a[q] = a->query(a, row, unit, q % a->n_each);
         t->pos[q] = a->batch->pos[row];
     }
-    for (int q = 0; q < n; q += HD_CPU_LANES)
-        a->c->k->lanes(t->a + q, hd_cpu_least(n - q, HD_CPU_LANES), a->n_key,
-                       t->qt + (size_t)q * (size_t)a->n_key, HD_CPU_LANES);
+    for (int q = 0; q < n; q += FOUR)
+        put_four(t->a + q, hd_cpu_least(n - q, FOUR), a->n_key, t->qt + (size_t)q * padded_key(a));
     if (a->begin != NULL) a->begin(a, t, unit);
     return p;
 }

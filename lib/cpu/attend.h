@@ -21,8 +21,7 @@ typedef struct hd_cpu_block {
     const float *k; /* [n_t, ldk] keys */
     const float *v; /* [n_t, ldv] values, readable up to pad(n_v) */
     size_t ldk, ldv;
-    const void *const *ahead; /* [n_t] or NULL: cache rows of the block behind it */
-    size_t ahead_bytes;       /* of such a row */
+    hd_cpu_ahead ahead; /* cache rows of the block behind it, or none */
 } hd_cpu_block;
 
 typedef struct hd_cpu_attention {

@@ -181,10 +181,8 @@ static void load_latents(const hd_cpu_attention *a, hd_cpu_scratch *t, int seq, 
     hd_cpu_block next = {.t0 = b->t0 + HD_CPU_KV_BLOCK};
     next.n_t = hd_cpu_least(HD_CPU_KV_BLOCK, b->n_pos - next.t0);
     if (next.n_t <= 0) return;
-    b->ahead_bytes = hd_kv_bytes(&op->kv, 1);
-    hd_cpu_block_rows(a->batch, seq, &next, op->cache, b->ahead_bytes, t->ptr);
-    for (int i = next.n_t; i < HD_CPU_KV_BLOCK; i++) t->ptr[i] = t->ptr[0];
-    b->ahead = t->ptr;
+    b->ahead = (hd_cpu_ahead){.piece = t->ptr, .n = next.n_t, .n_byte = hd_kv_bytes(&op->kv, 1)};
+    hd_cpu_block_rows(a->batch, seq, &next, op->cache, b->ahead.n_byte, t->ptr);
 }
 
 static const float *latent_query(const hd_cpu_attention *a, int row, int unit, int i) {

@@ -27,9 +27,8 @@ typedef struct hd_cpu_scratch {
     /* Attention (attend.c): */
     const void **ptr;   /* [HD_CPU_KV_BLOCK] cache rows */
     int *pos;           /* [n_query] last position that each query sees */
-    float *qt;          /* [pad(queries)/16, n_key, 16] queries, across lanes */
+    float *qt;          /* queries by fours, as hd_cpu_scoring has them */
     float *rows;        /* [64, pad(n_c+n_rope)] cache rows, decoded */
-    float *kt;          /* [64/16, n_key, 16] keys, positions across lanes */
     float *k;           /* [64, pad(n_nope+n_rope)] keys of one head */
     float *v;           /* [64, pad(n_v)] values of one head */
     float *kb;          /* [pad(n_nope)/16, n_c, 16] k_b of one head */

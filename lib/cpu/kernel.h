@@ -21,12 +21,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HD_CPU_LANES 16    /* outputs are padded to a multiple of this in panels and products */
-#define HD_CPU_STRIP 64    /* most outputs of one product call */
-#define HD_CPU_KBLOCK 128  /* inputs unpacked together: 32 KiB of panel, level-1 cache */
-#define HD_CPU_KDECODE 256 /* the same of rows as they lie: whole blocks of any format */
-#define HD_CPU_ROWS 256    /* most rows of one product call */
-#define HD_CPU_FP8_ROWS 6  /* more are worth a panel of FP8 weights, which take long to decode */
+#define HD_CPU_LANES 16      /* outputs are padded to a multiple of this in panels and products */
+#define HD_CPU_STRIP 64      /* most outputs of one product call */
+#define HD_CPU_KBLOCK 128    /* inputs unpacked together: 32 KiB of panel, level-1 cache */
+#define HD_CPU_KDECODE 256   /* the same of rows as they lie: whole blocks of any format */
+#define HD_CPU_ROWS 256      /* most rows of one product call */
+#define HD_CPU_SCORE_KEYS 64 /* most keys of one scoring */
+#define HD_CPU_FP8_ROWS 6    /* more are worth a panel of FP8 weights, which take long to decode */
 
 /* c[r][o] (+)= sum over k of a[r][a_off + k*a_step] * b[k*ldb + o], o < n_lane (multiple of 16). */
 typedef struct hd_cpu_product {
@@ -107,6 +108,15 @@ typedef struct hd_cpu_packed_unpack {
     size_t ld;
 } hd_cpu_packed_unpack;
 
+/* Memory that is wanted next, asked for while a kernel works: n pieces of so many bytes; n 0: none.
+ * What asks takes pieces as if they followed one another for a while: where they do not, a wrong
+ * line costs nothing but its fetching. */
+typedef struct hd_cpu_ahead {
+    const void *const *piece;
+    int n;
+    size_t n_byte;
+} hd_cpu_ahead;
+
 /* Attention: c[r*ldc + o] = sum over k of a[r*a_row + k*a_step] * b[o/16*b_panel + k*ldb + o%16],
  * o < n_lane, which is a multiple of 16. */
 typedef struct hd_cpu_strided {
@@ -117,11 +127,21 @@ typedef struct hd_cpu_strided {
     size_t ldc;
     bool is_sum;              /* the sum begins with what c holds */
     const float *keep, *gain; /* [n_row]: c = keep * c + gain * sum; NULL: c = sum */
-    /* Memory that is wanted next, [n_row] pieces of so many bytes: fetched on the side. NULL: none.
-     */
-    const void *const *ahead;
-    size_t ahead_bytes;
+    hd_cpu_ahead ahead;       /* a cache line for each k and two panels at most */
 } hd_cpu_strided;
+
+/* Scores of queries by fours: s[t*lds + q] is key t times query q, q < 4 * n_four. Every fourth
+ * value has a sum of its own, k ascending from value i on: (sum 0 + sum 2) + (sum 1 + sum 3). */
+typedef struct hd_cpu_scoring {
+    int n_t, n_four, n_key; /* n_t <= HD_CPU_SCORE_KEYS */
+    const float *q; /* [n_four, (n_key + 3) / 4, 4, 4] by value / 4, query, value % 4; zeros past
+                       the last value */
+    const float *k; /* [n_t, ldk] */
+    size_t ldk;
+    float *s;
+    size_t lds;
+    hd_cpu_ahead ahead; /* a cache line for each four values of four keys at most */
+} hd_cpu_scoring;
 
 /* The softmax of one block of positions, a query a lane: s[t*lds + q] becomes e^(scale*s - m[q]),
  * m[q] the largest scale*s and l[q] the sum of the weights, t ascending. */
@@ -161,6 +181,7 @@ typedef struct hd_cpu_kernels {
     /* y = silu(g) * u */
     void (*swiglu)(const float *g, const float *u, int n, float *y);
     void (*strided)(const hd_cpu_strided *p);
+    void (*score)(const hd_cpu_scoring *s);
     void (*weigh)(const hd_cpu_weighing *w);
     void (*merge)(const hd_cpu_merging *m);
     /* x = keep * x + gain * y; n is a multiple of 16. */

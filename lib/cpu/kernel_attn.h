@@ -1,6 +1,25 @@
 /* The kernels of attention at one instruction-set level; included by kernel_rows.h, over the same
  * primitives. Queries lie across lanes in scores and weights, [position, query], so that a softmax
- * needs no sum over lanes and keys are read as the cache has them, position by position. */
+ * needs no sum over lanes. */
+
+/* ---- Memory that is wanted next ---- */
+
+#define LINE_BYTES 64
+
+/* What is asked for step by step. */
+typedef struct wanted {
+    const char *at;
+    size_t step;
+} wanted;
+
+/* Shares from .. from + n of `of` of what is ahead, in n_step steps; none of it: somewhere. */
+ALWAYS wanted want(const hd_cpu_ahead *a, const void *somewhere, int from, int n, int of,
+                   int n_step) {
+    size_t n_byte = a->n_byte * (size_t)a->n, first = n_byte * (size_t)from / (size_t)of;
+    if (n_byte == 0) return (wanted){.at = somewhere};
+    return (wanted){.at = (const char *)a->piece[first / a->n_byte] + first % a->n_byte,
+                    .step = n_byte * (size_t)n / (size_t)of / (size_t)n_step + 1};
+}
 
 /* ---- Products ---- */
 
@@ -10,9 +29,7 @@ typedef struct strided_part {
     int k0, n_k;
 } strided_part;
 
-/* One register tile. Rows go in fours from one pointer: addresses then take few registers. What is
- * fetched ahead is taken as if the rows' pieces followed one another: where a page ends in between,
- * a wrong line costs nothing but its fetching. */
+/* One register tile. Rows go in fours from one pointer: addresses then take few registers. */
 ALWAYS void strided_tile(const strided_part *s, int row0, int lane0, int n_row, int n_panel) {
     enum { ROWS_MOST = 16, EACH = 4 };
     const hd_cpu_strided *p = s->p;
@@ -20,10 +37,8 @@ ALWAYS void strided_tile(const strided_part *s, int row0, int lane0, int n_row, 
     V acc[ROWS_MOST][2 * VP];
     size_t row = p->a_row, row3 = 3 * row, step = p->a_step, ldb = p->ldb;
     int n_v = n_panel * VP, n_a = (n_row + EACH - 1) / EACH;
-    bool is_ahead = p->ahead != NULL && lane0 == 0;
-    size_t ahead_step = is_ahead ? p->ahead_bytes * (size_t)n_row / (size_t)p->n_k : 0;
-    const char *ahead = is_ahead ? p->ahead[row0] : (const char *)p->b;
-    ahead += (size_t)s->k0 * ahead_step;
+    wanted ahead = {.at = (const char *)p->b};
+    if (row0 == 0) ahead = want(&p->ahead, p->b, lane0, n_panel * HD_CPU_LANES, p->n_lane, p->n_k);
     float *c = p->c + (size_t)row0 * p->ldc + lane0;
     bool is_sum = p->is_sum || s->k0 > 0;
     UNROLL for (int i = 0; i < n_a; i++) a[i] =
@@ -36,8 +51,8 @@ ALWAYS void strided_tile(const strided_part *s, int row0, int lane0, int n_row, 
     }
     for (int k = s->n_k; k > 0; k--) {
         V w[2 * VP];
-        __builtin_prefetch(ahead, 0, 2);
-        ahead += ahead_step;
+        __builtin_prefetch(ahead.at, 0, 2);
+        ahead.at += ahead.step;
         UNROLL for (int v = 0; v < n_v; v++) w[v] = v_load(b[v / VP] + v % VP * VN);
         UNROLL for (int r = 0; r < n_row; r++) {
             size_t at = r % EACH == 3 ? row3 : (size_t)(r % EACH) * row;
@@ -93,6 +108,127 @@ static void strided(const hd_cpu_strided *p) {
             strided_panels(&s, lane, STRIDED_ROWS / 2, 2);
 #endif
         for (; lane < p->n_lane; lane += HD_CPU_LANES) strided_panels(&s, lane, STRIDED_ROWS, 1);
+    }
+}
+
+/* ---- Scores ---- */
+
+/* A vector holds four values of VN / 4 queries each, and meets the same four values of a key: keys
+ * are read as the cache has them, and any four heads fill vectors of any level. */
+#define FOUR_V (HD_CPU_LANES / VN) /* vectors of four values of four queries */
+#define SCORE_FOURS (VN == 16 ? 4 : 1)
+
+/* Of all keys: the values that come in whole fours, or the rest of them and zeros. */
+typedef struct key_part {
+    const float *k;
+    size_t ld;
+    int n_four;
+} key_part;
+
+typedef struct score_part {
+    const hd_cpu_scoring *p;
+    key_part key[2];
+    int four0; /* queries from 4 * four0 on */
+} score_part;
+
+/* Rows of a tile of so many fours of queries. */
+ALWAYS int score_rows(int n_four) {
+    if (VN < 16) return STRIDED_ROWS;
+    return n_four == 1 ? 16 : n_four < 4 ? 8 : 6;
+}
+
+ALWAYS void store_scores(const score_part *s, int t0, const V *acc, int n_row, int n_four) {
+    enum { EACH = VN / 4 }; /* fours of scores a vector */
+    const hd_cpu_scoring *p = s->p;
+    float *to = p->s + (size_t)t0 * p->lds + 4 * s->four0;
+    int n_v = n_row * n_four * FOUR_V;
+    UNROLL for (int i = 0; i < n_v; i += 4) {
+        V four[4];
+        UNROLL for (int j = 0; j < 4; j++) four[j] = i + j < n_v ? acc[i + j] : v_set(0);
+        V sum = v_sum_fours(four);
+        int at = i / 4 * EACH;
+        if (n_four == EACH) {
+            v_store(to + (size_t)(at / n_four) * p->lds, sum);
+            continue;
+        }
+        UNROLL for (int j = 0; j < EACH; j++) if (at + j < n_row * n_four)
+            v_store_four(to + (size_t)((at + j) / n_four) * p->lds + (at + j) % n_four * 4, sum, j);
+    }
+}
+
+/* One register tile, addresses as in strided_tile. */
+ALWAYS void score_tile(const score_part *s, int t0, int n_row, int n_four) {
+    enum { ROWS_MOST = 16, EACH = 4 };
+    const hd_cpu_scoring *p = s->p;
+    V acc[ROWS_MOST * SCORE_FOURS * FOUR_V];
+    int n_v = n_four * FOUR_V, n_a = (n_row + EACH - 1) / EACH;
+    size_t apart = (size_t)(p->n_key + 3) / 4 * 16;
+    const float *q = p->q + (size_t)s->four0 * apart;
+    wanted ahead = {.at = (const char *)q};
+    if (s->four0 == 0) ahead = want(&p->ahead, q, t0, n_row, p->n_t, (p->n_key + 3) / 4);
+    UNROLL for (int i = 0; i < n_row * n_v; i++) acc[i] = v_set(0);
+    for (int half = 0; half < 2; half++) {
+        const key_part *key = &s->key[half];
+        size_t row = key->ld, row3 = 3 * row;
+        const float *a[ROWS_MOST / EACH];
+        UNROLL for (int i = 0; i < n_a; i++) a[i] = key->k + (size_t)(t0 + i * EACH) * row;
+        /* By twos: a prompt's short keys lose 4 % of the speed without (Zen 5). */
+        _Pragma("GCC unroll 2") for (int k = key->n_four; k > 0; k--) {
+            V w[SCORE_FOURS * FOUR_V];
+            UNROLL for (int i = 0; i < n_row; i += EACH)
+                __builtin_prefetch(ahead.at + i / EACH * LINE_BYTES, 0, 2);
+            ahead.at += ahead.step;
+            UNROLL for (int v = 0; v < n_v; v++) w[v] =
+                v_load(q + (size_t)(v / FOUR_V) * apart + v % FOUR_V * VN);
+            UNROLL for (int r = 0; r < n_row; r++) {
+                size_t at = r % EACH == 3 ? row3 : (size_t)(r % EACH) * row;
+                V x = v_four(a[r / EACH] + at);
+                UNROLL for (int v = 0; v < n_v; v++) acc[r * n_v + v] =
+                    v_fma(x, w[v], acc[r * n_v + v]);
+            }
+            q += 16;
+            UNROLL for (int i = 0; i < n_a; i++) {
+                a[i] += 4;
+                __asm__("" : "+r"(a[i]));
+            }
+        }
+    }
+    store_scores(s, t0, acc, n_row, n_four);
+}
+
+ALWAYS void score_tiles(const score_part *s, int n_four) {
+    int t = 0, end = s->p->n_t, n_row = score_rows(n_four);
+    for (; t + n_row <= end; t += n_row) score_tile(s, t, n_row, n_four);
+#if STRIDED_ROWS > 8
+    if (n_row > 8)
+        for (; t + 8 <= end; t += 8) score_tile(s, t, 8, n_four);
+#endif
+#if STRIDED_ROWS > 4
+    for (; t + 4 <= end; t += 4) score_tile(s, t, 4, n_four);
+#endif
+#if STRIDED_ROWS > 2
+    for (; t + 2 <= end; t += 2) score_tile(s, t, 2, n_four);
+#endif
+    for (; t < end; t++) score_tile(s, t, 1, n_four);
+}
+
+static void score(const hd_cpu_scoring *p) {
+    float rest[HD_CPU_SCORE_KEYS][4];
+    int n_rest = p->n_key % 4, n_whole = p->n_key - n_rest;
+    score_part s = {.p = p, .key = {{p->k, p->ldk, n_whole / 4}, {rest[0], 4, n_rest > 0}}};
+    for (int t = 0; n_rest > 0 && t < p->n_t; t++) {
+        const float *from = p->k + (size_t)t * p->ldk + n_whole;
+        for (int i = 0; i < 4; i++) rest[t][i] = i < n_rest ? from[i] : 0;
+    }
+    for (int left = p->n_four, n; left > 0; left -= n, s.four0 += n) {
+        int n_pass = (left + SCORE_FOURS - 1) / SCORE_FOURS;
+        n = (left + n_pass - 1) / n_pass;
+#if VN == 16
+        if (n == 4) score_tiles(&s, 4);
+        if (n == 3) score_tiles(&s, 3);
+        if (n == 2) score_tiles(&s, 2);
+#endif
+        if (n == 1) score_tiles(&s, 1);
     }
 }
 

@@ -119,6 +119,21 @@ static inline void v_encode_bf16(unsigned char *p, V x) {
     __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(h, h), 0x08);
     _mm_storeu_si128((__m128i *)(void *)p, _mm256_castsi256_si128(packed));
 }
+/* Four values, in all parts of four lanes. */
+static inline V v_four(const float *p) {
+    return _mm256_broadcast_ps((const __m128 *)(const void *)p);
+}
+/* Sums of each part of four lanes of x[0], then of x[1], ...: (0 + 2) + (1 + 3) of its lanes. */
+static inline V v_sum_fours(const V x[4]) {
+    V a = _mm256_add_ps(_mm256_unpacklo_ps(x[0], x[1]), _mm256_unpackhi_ps(x[0], x[1]));
+    V b = _mm256_add_ps(_mm256_unpacklo_ps(x[2], x[3]), _mm256_unpackhi_ps(x[2], x[3]));
+    V sum = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xEE));
+    return _mm256_permutevar8x32_ps(sum, _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0));
+}
+/* Lanes 4 * i .. 4 * i + 3. */
+static inline void v_store_four(float *p, V x, int i) {
+    _mm_storeu_ps(p, i == 0 ? _mm256_castps256_ps128(x) : _mm256_extractf128_ps(x, 1));
+}
 static inline V v_rotate(V x, V cs) {
     V c = _mm256_moveldup_ps(cs), s = _mm256_movehdup_ps(cs);
     V swapped = _mm256_permute_ps(x, 0xB1);

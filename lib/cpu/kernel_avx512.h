@@ -109,6 +109,25 @@ static inline void v_encode_bf16(unsigned char *p, V x) {
     __m512i h = _mm512_srli_epi32(_mm512_mask_mov_epi32(sum, is_nan, quiet), 16);
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(h));
 }
+/* Four values, in all parts of four lanes. */
+static inline V v_four(const float *p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
+/* Sums of each part of four lanes of x[0], then of x[1], ...: (0 + 2) + (1 + 3) of its lanes. */
+static inline V v_sum_fours(const V x[4]) {
+    V a = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    V b = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    V sum = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xEE));
+    return _mm512_permutexvar_ps(
+        _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0), sum);
+}
+/* Lanes 4 * i .. 4 * i + 3. */
+static inline void v_store_four(float *p, V x, int i) {
+    switch (i) {
+    case 0: _mm_storeu_ps(p, _mm512_castps512_ps128(x)); break;
+    case 1: _mm_storeu_ps(p, _mm512_extractf32x4_ps(x, 1)); break;
+    case 2: _mm_storeu_ps(p, _mm512_extractf32x4_ps(x, 2)); break;
+    default: _mm_storeu_ps(p, _mm512_extractf32x4_ps(x, 3)); break;
+    }
+}
 static inline V v_rotate(V x, V cs) {
     V c = _mm512_moveldup_ps(cs), s = _mm512_movehdup_ps(cs);
     V swapped = _mm512_permute_ps(x, 0xB1);

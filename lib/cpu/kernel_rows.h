@@ -211,10 +211,10 @@ static float probe_read(const float *p, size_t n) {
 #define KERNELS_OF_ROWS                                                                            \
     .floats = KERNELS_FLOATS, .decoded = "decode, " KERNELS_FLOATS, .lanes = lanes,                \
     .product = product, .stream = stream, .unpack = unpack, .packed_unpack = packed_unpack,        \
-    .quantise = quantise, .norm = norm, .swiglu = swiglu, .strided = strided, .weigh = weigh,      \
-    .merge = merge, .fold = fold, .scale = scale, .axpy = axpy, .rope = rope, .decode = decode,    \
-    .encode = encode, .encode_group = encode_group, .decode_group = decode_group,                  \
-    .probe_fma = probe_fma, .probe_read = probe_read
+    .quantise = quantise, .norm = norm, .swiglu = swiglu, .strided = strided, .score = score,      \
+    .weigh = weigh, .merge = merge, .fold = fold, .scale = scale, .axpy = axpy, .rope = rope,      \
+    .decode = decode, .encode = encode, .encode_group = encode_group,                              \
+    .decode_group = decode_group, .probe_fma = probe_fma, .probe_read = probe_read
 
 const hd_cpu_kernels KERNELS = {
     .name = KERNELS_NAME,

@@ -124,6 +124,19 @@ static inline void v_encode_bf16(unsigned char *p, V x) {
                       hd_f32_to_bf16(x[3])};
     __builtin_memcpy(p, h, sizeof h);
 }
+/* Four values, in all parts of four lanes. */
+static inline V v_four(const float *p) { return v_load(p); }
+/* Sums of each part of four lanes of x[0], then of x[1], ...: (0 + 2) + (1 + 3) of its lanes. */
+static inline V v_sum_fours(const V x[4]) {
+    V sum;
+    for (int i = 0; i < 4; i++) sum[i] = (x[i][0] + x[i][2]) + (x[i][1] + x[i][3]);
+    return sum;
+}
+/* Lanes 4 * i .. 4 * i + 3. */
+static inline void v_store_four(float *p, V x, int i) {
+    (void)i;
+    v_store(p, x);
+}
 /* (even, odd) pairs: x * {c,c} + swapped x * {-s,s}; cs holds c,s,c,s */
 static inline V v_rotate(V x, V cs) {
     V swapped = {x[1], x[0], x[3], x[2]};

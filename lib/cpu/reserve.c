@@ -33,11 +33,12 @@ static size_t n_query(const hd_dev_limits *l, size_t cap) {
 }
 
 static void lay_out_thread(cut *k, const hd_dev_limits *l, hd_cpu_scratch *t) {
-    size_t n_c = (size_t)l->n_c, n_nope = (size_t)l->n_nope, n_rope = (size_t)l->n_rope;
+    size_t n_c = (size_t)l->n_c;
     size_t n_q = n_query(l, HD_CPU_QUERIES), n_latent = n_query(l, HD_CPU_LATENT_QUERIES);
     size_t n_sum = most(n_q * hd_cpu_pad(l->n_v), n_latent * hd_cpu_pad(l->n_c));
     size_t pad_q = hd_cpu_pad((int)n_q), pad_latent = hd_cpu_pad((int)n_latent);
-    size_t n_qt = most(pad_q * (n_nope + n_rope), pad_latent * (n_c + n_rope));
+    size_t n_qt = most(pad_q * hd_cpu_pad(l->n_nope + l->n_rope),
+                       pad_latent * hd_cpu_pad(l->n_c + l->n_rope));
     size_t block = HD_CPU_KV_BLOCK;
     *t = (hd_cpu_scratch){
         .panel = take_f(k, (size_t)HD_CPU_KDECODE * HD_CPU_STRIP),
@@ -52,7 +53,6 @@ static void lay_out_thread(cut *k, const hd_dev_limits *l, hd_cpu_scratch *t) {
         .pos = take(k, n_q, sizeof *t->pos),
         .qt = take_f(k, n_qt),
         .rows = take_f(k, block * hd_cpu_pad(l->n_c + l->n_rope)),
-        .kt = take_f(k, block * (most(n_c, n_nope) + n_rope)),
         .k = take_f(k, block * hd_cpu_pad(l->n_nope + l->n_rope)),
         .v = take_f(k, block * hd_cpu_pad(l->n_v)),
         .kb = take_f(k, n_c * hd_cpu_pad(l->n_nope)),

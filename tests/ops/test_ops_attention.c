@@ -216,7 +216,7 @@ static void long_and_many(void **state) {
 static void long_contexts(void **state) {
     (void)state;
     static const int ends[] = {1, 63, 64, 65, 255, 256, 257, 511, 513, 1000, 3000, 1793};
-    static const int heads[] = {1, 2, 7, 8, 15, 16, 17, 33, 130};
+    static const int heads[] = {1, 2, 7, 8, 15, 16, 17, 33, 130, 4, 12, 20, 24, 40};
     static const int page_toks[] = {3, 64, 7, 100, 1, 48, 5, 16, 37};
     for (int i = 0; i < (int)HD_COUNT_OF(heads); i++) {
         test_seq seq[3];
@@ -232,7 +232,7 @@ static void long_contexts(void **state) {
                                       .n_v = 12},
                                 .seq = seq + i % 2,
                                 .n_seq = 3 - i % 2 - i % 3 / 2,
-                                .page_tok = page_toks[i],
+                                .page_tok = page_toks[i % (int)HD_COUNT_OF(page_toks)],
                                 .kv_type = (enum hd_kv_type)(i % HD_KV_TYPE_COUNT),
                                 .w_format = HD_F32,
                                 .what = "long contexts"});

@@ -65,14 +65,14 @@ test('products alone', () => {
 });
 
 test('attention alone', () => {
-  const some = ['--attention', '--seconds', '0', '--depth', '0,70', '--batch', '1,3', '--prompt', '5'];
+  const some = ['--attention', '--seconds', '0', '--depth', '0,70', '--batch', '1,3', '--prompt', '2'];
   const r = bench(...some, '--kv-cache-dtype', 'int8', '--json');
   assert.equal(r.status, 0, r.stderr);
   const { attention } = JSON.parse(r.stdout);
-  // 2 numbers of heads, 2 depths: one sequence, on scattered pages, three, that share pages, on scattered ones, a prompt
-  assert.equal(attention.length, 2 * 2 * 6);
+  // 3 numbers of heads, 2 depths: one sequence, on scattered pages, three, that share pages, on scattered ones, a prompt
+  assert.equal(attention.length, 3 * 2 * 6);
   assert.deepEqual(attention.slice(6, 12).map((p) => [p.form, p.sequences, p.tokens, p.behind, p.shared, p.scattered]),
-    [['decode', 1, 1, 70, 0, 0], ['decode', 1, 1, 70, 0, 1], ['decode', 3, 1, 70, 0, 0], ['decode', 3, 1, 70, 1, 0], ['decode', 3, 1, 70, 0, 1], ['prompt', 1, 5, 70, 0, 0]]);
+    [['decode', 1, 1, 70, 0, 0], ['decode', 1, 1, 70, 0, 1], ['decode', 3, 1, 70, 0, 0], ['decode', 3, 1, 70, 1, 0], ['decode', 3, 1, 70, 0, 1], ['prompt', 1, 2, 70, 0, 0]]);
   assert.match(bench(...some).stdout, /decode {3}16 heads, {2}3 x {5}1 tokens behind {4}70, shared: .*GFLOP/);
   const large = bench('--attention', '--batch', '1048576', '--depth', '1048576');
   assert.equal(large.status, 1);

@@ -215,6 +215,7 @@ static void expect_strided(const strided_case *s, bool is_fused, float *out) {
 
 static void check_strided(const hd_cpu_kernels *k, const strided_case *s) {
     float *expected = test_copy(s->c, S_ROWS * S_LANES);
+    const void *const ahead[] = {s->a, s->b};
     expect_strided(s, k != &hd_cpu_scalar, expected);
     for (int n_row = 1; n_row <= S_ROWS; n_row++)
         for (int n_lane = 16; n_lane <= S_LANES; n_lane += 16) {
@@ -232,7 +233,8 @@ static void check_strided(const hd_cpu_kernels *k, const strided_case *s) {
                                          .ldc = S_LANES,
                                          .is_sum = s->way == 1,
                                          .keep = s->way == 2 ? s->keep : NULL,
-                                         .gain = s->gain});
+                                         .gain = s->gain,
+                                         .ahead = {ahead, n_row % 3, sizeof(float) * S_K}});
             for (int at = 0; at < S_ROWS * S_LANES; at++) {
                 bool is_in = at / S_LANES < n_row && at % S_LANES < n_lane;
                 assert_true(c[at] == (is_in ? expected : s->c)[at]);
@@ -263,6 +265,80 @@ static void strided_products(void **state) {
     free(c);
     free(keep);
     free(gain);
+}
+
+/* Scores of so many queries and keys: the same as four sums one after the other, every fourth value
+ * in each of them. Keys end in NaN, which nothing may read. */
+enum { Q_MOST = 36, Q_KEYS = HD_CPU_SCORE_KEYS, Q_KEY_MOST = 200 };
+
+typedef struct score_case {
+    int n_t, n_query, n_key;
+    const float *q, *k; /* [Q_MOST, n_key], [Q_KEYS, n_key + 1] */
+    int n_ahead;
+} score_case;
+
+static float expected_score(const score_case *c, int t, int q, bool is_fused) {
+    float sum[4] = {0};
+    for (int i = 0; i < c->n_key; i++) {
+        float x = c->k[t * (c->n_key + 1) + i], y = c->q[q * c->n_key + i];
+        sum[i % 4] = is_fused ? fmaf(x, y, sum[i % 4]) : x * y + sum[i % 4];
+    }
+    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+}
+
+static void check_scores(const hd_cpu_kernels *k, const score_case *c) {
+    int n_four = (c->n_query + 3) / 4, n_quad = (c->n_key + 3) / 4, lds = Q_MOST + 4;
+    float *by_fours = test_floats((size_t)(n_four * n_quad * 16), 0);
+    float *s = test_floats((size_t)(Q_KEYS * lds), 1);
+    const void *piece[Q_KEYS];
+    for (int q = 0; q < c->n_query; q++)
+        for (int i = 0; i < c->n_key; i++)
+            by_fours[((q / 4 * n_quad + i / 4) * 4 + q % 4) * 4 + i % 4] = c->q[q * c->n_key + i];
+    for (int i = 0; i < c->n_ahead; i++) piece[i] = c->k + i * (c->n_key + 1);
+    for (int at = 0; at < Q_KEYS * lds; at++) s[at] = -7;
+    k->score(&(hd_cpu_scoring){.n_t = c->n_t,
+                               .n_four = n_four,
+                               .n_key = c->n_key,
+                               .q = by_fours,
+                               .k = c->k,
+                               .ldk = (size_t)c->n_key + 1,
+                               .s = s,
+                               .lds = (size_t)lds,
+                               .ahead = {piece, c->n_ahead, sizeof(float) * (size_t)c->n_key}});
+    for (int t = 0; t < Q_KEYS; t++)
+        for (int q = 0; q < lds; q++) {
+            float found = s[t * lds + q];
+            if (t >= c->n_t || q >= 4 * n_four)
+                assert_true(found == -7);
+            else if (q < c->n_query)
+                assert_true(found == expected_score(c, t, q, k != &hd_cpu_scalar));
+        }
+    free(by_fours);
+    free(s);
+}
+
+static void scores(void **state) {
+    (void)state;
+    static const int n_keys[] = {1, 4, 6, 19, 64, 97, Q_KEY_MOST};
+    const hd_cpu_kernels *kernels[TEST_ISA_MAX];
+    int n = test_kernels(kernels);
+    for (size_t i = 0; i < HD_COUNT_OF(n_keys); i++) {
+        int n_key = n_keys[i];
+        float *q = test_floats((size_t)(Q_MOST * n_key), 1);
+        float *k = test_floats((size_t)(Q_KEYS * (n_key + 1)), 1);
+        for (int t = 0; t < Q_KEYS; t++) k[t * (n_key + 1) + n_key] = NAN;
+        for (int t = 1; t <= Q_KEYS; t += t < 33 ? 1 : 5)
+            for (int n_query = 1; n_query <= Q_MOST; n_query += n_query < 20 ? 1 : 4)
+                for (int l = 0; l < n; l++)
+                    check_scores(kernels[l], &(score_case){.n_t = t,
+                                                           .n_query = n_query,
+                                                           .n_key = n_key,
+                                                           .q = q,
+                                                           .k = k,
+                                                           .n_ahead = (t + n_query) % 3 * 20});
+        free(q);
+        free(k);
+    }
 }
 
 /* Groups of cache rows: magnitudes over all of float's range, ties between codes, both sides of the
@@ -390,6 +466,7 @@ int main(void) {
         cmocka_unit_test(softmax_in_blocks),
         cmocka_unit_test(weights_are_accurate),
         cmocka_unit_test(strided_products),
+        cmocka_unit_test(scores),
         cmocka_unit_test(streams_are_the_panels_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

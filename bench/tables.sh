@@ -61,7 +61,7 @@ fidelity() {
     each='--seconds 0.04'
     [ "$SLOW" -eq 1 ] || each='--seconds 0 --max-num-batched-tokens 128'
     for t in ${LOADS:-chat full bursty}; do
-        compare "$MODEL" --trace "$(trim $TRACES/$t.csv)" -t 1 --clock processor --max-num-seqs 32 --policies dynamic --runs 3 \
+        compare "$MODEL" --trace "$(trim $TRACES/$t.csv)" -t 1 --clock processor --max-num-seqs 32 --runs 3 \
             --save-cost "$OUT/$t.cost" $each
     done
 }
@@ -97,7 +97,7 @@ elastic() {
 overload() {
     for r in "$RATE" $((3 * RATE)); do
         sim --num-prompts $((300 * r)) --request-rate "$r" --random-input-len 128 --random-output-len 48 --random-range-ratio 0.8 \
-            --goodput ttft:$(slower 10000),tpot:$(slower 250) --slo standard:wait:$(slower 8000)
+            --goodput ttft:$(slower 10000),tpot:$(slower 250) --slo standard:wait:$(slower 8000) --slo standard:itl:$(slower 250)
     done
 }
 clients() { # 16 on one beginning, 20 requests each
@@ -171,7 +171,7 @@ isolation() {
 }
 # At what the server just manages and at three times that.
 live() {
-    start_server --slo "standard:wait:$(slower 8000)"
+    start_server --slo "standard:wait:$(slower 8000)" --slo "standard:itl:$(slower 250)"
     for r in ${RATES:-$RATE $((3 * RATE))}; do
         client --request-rate "$r" --num-prompts $((SECONDS_LIVE * r)) --random-input-len 128 --random-output-len 48 \
             --random-range-ratio 0.8 --goodput "ttft:$(slower 10000),tpot:$(slower 250)"

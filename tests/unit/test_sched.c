@@ -23,6 +23,7 @@ static hd_sched_config config(void) {
 
 struct fixture {
     hd_sched_config c;
+    hd_profile *profile; /* NULL: nothing is predicted */
     hd_sched *s;
     hd_batch b;
     int64_t now_ns;
@@ -34,6 +35,19 @@ static struct fixture setup(hd_sched_config c) {
     return f;
 }
 
+/* By this profile, which the fixture owns, prompts beside those who decode are cut into layers. */
+static struct fixture setup_cut(hd_sched_config c, int n_layer, hd_profile *profile) {
+    c.n_layer = n_layer;
+    c.profile = profile;
+    struct fixture f = setup(c);
+    f.profile = profile;
+    return f;
+}
+
+static hd_profile *slow_prompts(const hd_sched_config *c) {
+    return test_slow_prompts(c->n_seq_max, c->n_row_max);
+}
+
 static void teardown(struct fixture *f) {
     hd_sched_check(f->s);
     hd_sched_drop_cache(f->s);
@@ -42,6 +56,7 @@ static void teardown(struct fixture *f) {
     assert_int_equal(st.n_page_free, f->c.n_page);
     hd_batch_fini(&f->b);
     hd_sched_free(f->s);
+    hd_profile_free(f->profile);
 }
 
 /* A sequence whose prompt counts up from `from`. */
@@ -673,10 +688,7 @@ static void a_static_batch_is_closed(void **state) {
 static void a_prompt_beside_decoding_is_cut_by_layers(void **state) {
     (void)state;
     hd_sched_config c = config();
-    hd_profile *profile = test_slow_prompts(c.n_seq_max, c.n_row_max);
-    c.n_layer = 8;
-    c.profile = profile;
-    struct fixture f = setup(c);
+    struct fixture f = setup_cut(c, 8, slow_prompts(&c));
     hd_seq *a = submitted(&f, seq(&f, 0, 100, 80));
     assert_int_equal(step(&f), 64);
     assert_int_equal(step(&f), 36);
@@ -684,15 +696,15 @@ static void a_prompt_beside_decoding_is_cut_by_layers(void **state) {
     hd_seq *b = submitted(&f, seq(&f, 2000, 150, 2));
     static const int n_rows[] = {64, 64, 22};
     for (int i = 0; i < 3; i++) {
-        for (int layer = 0; layer < c.n_layer; layer = f.b.layer1) {
+        for (int layer = 0; layer < f.c.n_layer; layer = f.b.layer1) {
             assert_int_equal(step(&f), 1);
             assert_int_equal(f.b.layer1, 0);
             assert_ptr_equal(hd_sched_seq_at(f.s, &f.b, 0), a);
             assert_int_equal(step(&f), n_rows[i]);
             assert_ptr_equal(hd_sched_seq_at(f.s, &f.b, 0), b);
             assert_int_equal(f.b.layer0, layer);
-            assert_in_range(f.b.layer1, layer + 1, c.n_layer);
-            assert_int_equal(f.b.n_out, i == 2 && f.b.layer1 == c.n_layer);
+            assert_in_range(f.b.layer1, layer + 1, f.c.n_layer);
+            assert_int_equal(f.b.n_out, i == 2 && f.b.layer1 == f.c.n_layer);
         }
         assert_int_equal(hd_seq_n_computed(b), 64 * i + n_rows[i]);
     }
@@ -703,7 +715,6 @@ static void a_prompt_beside_decoding_is_cut_by_layers(void **state) {
     hd_seq_free(a);
     hd_seq_free(b);
     teardown(&f);
-    hd_profile_free(profile);
 }
 
 /* Nanoseconds: so many a step, and a row; a decoding row 1000. */
@@ -720,26 +731,22 @@ static hd_profile *linear_profile(int64_t step_ns, int64_t row_ns) {
 /* Rows of the first chunk of a prompt of 900 beside a sequence that decodes. */
 static int rows_beside_decoding(int expand_min, int64_t step_ns, int64_t row_ns) {
     hd_sched_config c = config();
-    hd_profile *profile = linear_profile(step_ns, row_ns);
-    c.n_layer = 8;
     c.n_row_max = 512;
     c.expand_min = expand_min;
     c.step_max_ns = 1; /* leaves no rows */
-    c.profile = profile;
-    struct fixture f = setup(c);
+    struct fixture f = setup_cut(c, 8, linear_profile(step_ns, row_ns));
     hd_seq *a = submitted(&f, seq(&f, 0, 8, 80));
     assert_int_equal(step(&f), 8);
     hd_seq *b = submitted(&f, seq(&f, 2000, 900, 2));
     assert_int_equal(step(&f), 1);
     int n = step(&f);
     assert_ptr_equal(hd_sched_seq_at(f.s, &f.b, 0), b);
-    assert_true(f.b.layer1 < c.n_layer);
+    assert_true(f.b.layer1 < f.c.n_layer);
     while (step(&f) > 0) continue;
     assert_int_equal(hd_seq_get_state(b), HD_SEQ_DONE);
     hd_seq_free(a);
     hd_seq_free(b);
     teardown(&f);
-    hd_profile_free(profile);
     return n;
 }
 
@@ -759,17 +766,14 @@ static void a_chunk_has_as_many_rows_as_it_is_worth(void **state) {
 static void a_prompt_that_is_left_alone_keeps_the_bound(void **state) {
     (void)state;
     hd_sched_config c = config();
-    hd_profile *profile = test_slow_prompts(c.n_seq_max, c.n_row_max);
-    c.n_layer = 8;
-    c.profile = profile;
     c.step_max_ns = 3000;
-    struct fixture f = setup(c);
+    struct fixture f = setup_cut(c, 8, slow_prompts(&c));
     hd_seq *a = submitted(&f, seq(&f, 0, 8, 80));
     assert_int_equal(step(&f), 8);
     hd_seq *b = submitted(&f, seq(&f, 2000, 150, 2));
     assert_int_equal(step(&f), 1);
     hd_sched_finish(f.s, a);
-    for (int layer = 0; layer < c.n_layer; layer = f.b.layer1) {
+    for (int layer = 0; layer < f.c.n_layer; layer = f.b.layer1) {
         assert_true(step(&f) > 1);
         assert_int_equal(f.b.layer0, layer);
         assert_in_range(f.b.layer1, layer + 1, layer + 2);
@@ -779,7 +783,6 @@ static void a_prompt_that_is_left_alone_keeps_the_bound(void **state) {
     hd_seq_free(a);
     hd_seq_free(b);
     teardown(&f);
-    hd_profile_free(profile);
 }
 
 /* A prompt of this class whose tokens count up from `from`. */
@@ -808,27 +811,24 @@ static void expect_layers(struct fixture *f, const hd_seq *q, int layer, int end
 static void a_more_urgent_prompt_overtakes_a_chunk(void **state) {
     (void)state;
     hd_sched_config c = config();
-    hd_profile *profile = test_slow_prompts(c.n_seq_max, c.n_row_max);
-    c.n_layer = 8;
-    c.profile = profile;
-    struct fixture f = setup(c);
+    struct fixture f = setup_cut(c, 8, slow_prompts(&c));
     hd_seq *a = submitted(&f, seq(&f, 0, 8, 80)), *q[3];
     assert_int_equal(step(&f), 8);
     q[2] = classed(&f, HD_SERVICE_BATCH, 1000, 64);
     assert_int_equal(step(&f), 1);
     assert_int_equal(step(&f), 64);
     int layer = f.b.layer1;
-    assert_in_range(layer, 1, c.n_layer - 1);
+    assert_in_range(layer, 1, f.c.n_layer - 1);
     q[1] = classed(&f, HD_SERVICE_STANDARD, 2000, 64);
     assert_int_equal(step(&f), 1);
     assert_int_equal(step(&f), 64);
     assert_ptr_equal(hd_sched_seq_at(f.s, &f.b, 0), q[1]);
     assert_int_equal(f.b.layer0, 0);
     q[0] = classed(&f, HD_SERVICE_INTERACTIVE, 3000, 64);
-    expect_layers(&f, q[1], f.b.layer1, c.n_layer);
+    expect_layers(&f, q[1], f.b.layer1, f.c.n_layer);
     assert_int_equal(hd_seq_get_state(q[1]), HD_SEQ_DONE);
-    expect_layers(&f, q[0], 0, c.n_layer);
-    expect_layers(&f, q[2], layer, c.n_layer);
+    expect_layers(&f, q[0], 0, f.c.n_layer);
+    expect_layers(&f, q[2], layer, f.c.n_layer);
     for (int i = 0; i < 3; i++) {
         assert_int_equal(hd_seq_get_state(q[i]), HD_SEQ_DONE);
         hd_seq_free(q[i]);
@@ -837,7 +837,6 @@ static void a_more_urgent_prompt_overtakes_a_chunk(void **state) {
     hd_seq_free(a);
     assert_int_equal(step(&f), 0);
     teardown(&f);
-    hd_profile_free(profile);
 }
 
 /* Pages in use but for those of a, which decodes. */
@@ -849,19 +848,16 @@ static int pages_beside(const struct fixture *f, const hd_seq *a) {
  * chunk has ended, or, when all of its requests are cancelled, before the next step. */
 static void pages_of_a_cancelled_prompt_come_back_with_its_chunk(void **state) {
     (void)state;
-    hd_sched_config c = config();
-    hd_profile *profile = test_slow_prompts(c.n_seq_max, c.n_row_max);
-    c.n_layer = 64;
-    c.prefix_cache = false;
-    c.profile = profile;
     for (int n_cancel = 1; n_cancel <= 2; n_cancel++) {
-        struct fixture f = setup(c);
+        hd_sched_config c = config();
+        c.prefix_cache = false;
+        struct fixture f = setup_cut(c, 64, slow_prompts(&c));
         hd_seq *a = submitted(&f, seq(&f, 0, 8, 80)), *q[2];
         assert_int_equal(step(&f), 8);
         for (int i = 0; i < 2; i++) q[i] = classed(&f, HD_SERVICE_STANDARD, 1000 + 100 * i, 32);
         assert_int_equal(step(&f), 1);
         assert_int_equal(step(&f), 64);
-        assert_in_range(f.b.layer1, 1, c.n_layer - 1);
+        assert_in_range(f.b.layer1, 1, f.c.n_layer - 1);
         for (int i = 0; i < n_cancel; i++) hd_sched_finish(f.s, q[i]);
         assert_int_equal(pages_beside(&f, a), 8);
         assert_int_equal(step(&f), 1);
@@ -876,7 +872,6 @@ static void pages_of_a_cancelled_prompt_come_back_with_its_chunk(void **state) {
         for (int i = 0; i < 2; i++) hd_seq_free(q[i]);
         teardown(&f);
     }
-    hd_profile_free(profile);
 }
 
 /* A prompt whose layers are being computed gives up no page; of the others it is still the least
@@ -884,7 +879,6 @@ static void pages_of_a_cancelled_prompt_come_back_with_its_chunk(void **state) {
 static void beside_a_chunk_the_least_urgent_is_preempted(void **state) {
     (void)state;
     hd_sched_config c = config();
-    hd_profile *profile = test_slow_prompts(c.n_seq_max, c.n_row_max);
     static const struct {
         int n_prompt, n_new;
         enum hd_service service;
@@ -892,10 +886,8 @@ static void beside_a_chunk_the_least_urgent_is_preempted(void **state) {
         {8, 80, HD_SERVICE_INTERACTIVE}, {8, 80, HD_SERVICE_STANDARD}, {150, 1, HD_SERVICE_BATCH}};
     int32_t token[150];
     hd_seq *q[3];
-    c.n_layer = 8;
-    c.profile = profile;
     c.n_page = 2 * 2 + 19 + 2;
-    struct fixture f = setup(c);
+    struct fixture f = setup_cut(c, 8, slow_prompts(&c));
     for (int i = 0; i < 3; i++) {
         for (int k = 0; k < 150; k++) token[k] = 1000 * i + k;
         hd_seq_spec spec = {.prompt = token, .n_prompt = of[i].n_prompt, .n_new_max = of[i].n_new};
@@ -913,7 +905,6 @@ static void beside_a_chunk_the_least_urgent_is_preempted(void **state) {
         hd_seq_free(q[i]);
     }
     teardown(&f);
-    hd_profile_free(profile);
 }
 
 int main(void) {

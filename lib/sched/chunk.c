@@ -43,6 +43,7 @@ hd_chunk *hd_sched_chunk_hold(hd_sched *s, const hd_batch *b, const hd_step_load
     c->batch.n_copy = 0; /* copies are this step's */
     c->load = *load;
     c->layer = 0;
+    c->n_passed = 0;
     c->is_ended = false;
     for (int i = 0; i < b->n_seq; i++) {
         c->seq[i] = s->own_flight[i];

@@ -67,6 +67,7 @@ typedef struct hd_chunk {
     hd_step_load load;
     hd_seq **seq;  /* [n_slot] its sequences; NULL where finished since */
     int layer;     /* the first that is not computed */
+    int n_passed;  /* steps of prompts or new chunks that went before it since its own last one */
     bool is_ended; /* all are, or a step failed */
 } hd_chunk;
 

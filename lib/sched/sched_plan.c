@@ -519,10 +519,16 @@ static void overtake(hd_sched *s, struct plan *p, const hd_chunk *c) {
     p->aged = aged;
 }
 
-/* The next layers of the chunk under way, or of prompts that go before it. */
+/* The next layers of the chunk under way, or of prompts that go before it: one turn in so many is
+ * the chunk's own, so that it advances however many more urgent ones come. */
 static void continue_chunk(hd_sched *s, struct plan *p, hd_chunk *c) {
-    overtake(s, p, c);
-    if (p->b->n_row == 0) slice(s, p, c);
+    if (c->n_passed < HD_PACE_AGED_EVERY - 1) overtake(s, p, c);
+    if (p->b->n_row > 0) {
+        c->n_passed++;
+        return;
+    }
+    c->n_passed = 0;
+    slice(s, p, c);
 }
 
 /* The step that is the chunk's turn; false: there is nothing for it. */

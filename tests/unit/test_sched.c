@@ -844,6 +844,39 @@ static int pages_beside(const struct fixture *f, const hd_seq *a) {
     return stats(f).n_page_used - (hd_seq_n_computed(a) + 7) / 8;
 }
 
+/* However many more urgent prompts come, every fourth turn is the paused chunk's. */
+static void a_paused_chunk_advances(void **state) {
+    (void)state;
+    hd_sched_config c = config();
+    struct fixture f = setup_cut(c, 8, slow_prompts(&c));
+    hd_seq *a = submitted(&f, seq(&f, 0, 8, 80)), *q = NULL, *b;
+    assert_int_equal(step(&f), 8);
+    b = classed(&f, HD_SERVICE_BATCH, 1000, 64);
+    step(&f);
+    step(&f);
+    int layer = f.b.layer1, n_prompt = 0;
+    assert_in_range(layer, 1, f.c.n_layer - 1);
+    for (int n_between = 0; hd_seq_get_state(b) != HD_SEQ_DONE;) {
+        if (!q || hd_seq_get_state(q) == HD_SEQ_DONE) {
+            hd_seq_free(q);
+            q = classed(&f, HD_SERVICE_INTERACTIVE, 2000 + 100 * n_prompt++, 64);
+            n_between++;
+        }
+        assert_true(step(&f) > 0);
+        if (hd_sched_seq_at(f.s, &f.b, 0) != b) continue;
+        assert_int_equal(f.b.layer0, layer);
+        layer = f.b.layer1;
+        assert_in_range(n_between, 1, 4);
+        n_between = 0;
+    }
+    assert_true(n_prompt > 3);
+    while (step(&f) > 0) continue;
+    hd_seq_free(a);
+    hd_seq_free(b);
+    hd_seq_free(q);
+    teardown(&f);
+}
+
 /* Pages of a request that is cancelled while layers of its prompt are computed come back when the
  * chunk has ended, or, when all of its requests are cancelled, before the next step. */
 static void pages_of_a_cancelled_prompt_come_back_with_its_chunk(void **state) {
@@ -933,6 +966,7 @@ int main(void) {
         cmocka_unit_test(a_chunk_has_as_many_rows_as_it_is_worth),
         cmocka_unit_test(a_prompt_that_is_left_alone_keeps_the_bound),
         cmocka_unit_test(a_more_urgent_prompt_overtakes_a_chunk),
+        cmocka_unit_test(a_paused_chunk_advances),
         cmocka_unit_test(pages_of_a_cancelled_prompt_come_back_with_its_chunk),
         cmocka_unit_test(beside_a_chunk_the_least_urgent_is_preempted),
         cmocka_unit_test(nothing_is_allocated_while_running),

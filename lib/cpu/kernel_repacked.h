@@ -165,18 +165,19 @@ ALWAYS void packed_tile(enum hd_format f, bool is_wide, const hd_cpu_packed_prod
     }
 }
 
-/* Few instances: five rows are a tile of six, seven one of eight. */
+/* Few instances: seven rows are a tile of eight. */
 ALWAYS void packed_rows(enum hd_format f, bool is_wide, const hd_cpu_packed_product *p) {
     for (int lane = 0; lane < HD_CPU_STRIP_OUT; lane += VN) {
         for (int r = 0, n; r < p->n_row; r += n) {
             int left = p->n_row - r;
-            n = left >= 14 && !is_wide ? 16 : left > 6 ? 8 : left > 4 ? 6 : left;
+            n = left >= 14 && !is_wide ? 16 : left > 6 ? 8 : left;
             if (n > PACKED_ROWS) n = PACKED_ROWS;
             switch (n) {
 #if PACKED_ROWS >= 8
             case 16: packed_tile(f, is_wide, p, r, lane, 16); break;
             case 8: packed_tile(f, is_wide, p, r, lane, 8); break;
             case 6: packed_tile(f, is_wide, p, r, lane, 6); break;
+            case 5: packed_tile(f, is_wide, p, r, lane, 5); break;
 #endif
 #if PACKED_ROWS >= 4
             case 4: packed_tile(f, is_wide, p, r, lane, 4); break;

@@ -18,6 +18,24 @@ static inline VI v_dot(hd_cpu_layout l, VI acc, W code, const int8_t *x) {
                      : "v"(code), "m"(*(const four *)(const void *)x));
     return acc;
 }
+/* Where codes lie as bytes, loads bind a product: half of a row's bytes are loaded sixteen at a
+ * time and spread by shuffles, 1.04 to 1.18 times as fast (Zen 5). Other formats, which shift where
+ * these shuffle, lose as much. */
+#define SPREADS(l) ((l).low_bits == 8)
+/* Sixteen bytes in each quarter; then the dot products with the i-th four of them. */
+static inline VI vi_sixteen(const int8_t *x) {
+    VI sixteen = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)x));
+    __asm__("" : "+v"(sixteen)); /* gcc 12 makes four loads of it */
+    return sixteen;
+}
+static inline VI v_dot_spread(VI acc, W code, VI sixteen, int i) {
+    VI four = i == 0   ? _mm512_shuffle_epi32(sixteen, 0x00)
+              : i == 1 ? _mm512_shuffle_epi32(sixteen, 0x55)
+              : i == 2 ? _mm512_shuffle_epi32(sixteen, 0xAA)
+                       : _mm512_shuffle_epi32(sixteen, 0xFF);
+    __asm__ volatile("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(code), "v"(four));
+    return acc;
+}
 #define SUM_START 0x4B400000
 #define START_VALUE 0x1.8p23f
 #define PACKED_ROWS 16

@@ -42,9 +42,21 @@ typedef struct blocks {
 
 ALWAYS void add_products(hd_cpu_layout l, const W *w, const blocks *x, bool is_lower, int first,
                          int n, VI *sum) {
+#ifdef SPREADS
+    VI sixteen[ABREAST];
+#endif
     UNROLL for (int g = first; g < first + n; g++) {
-        UNROLL for (int r = 0; r < x->n_row; r++) sum[r] =
-            v_dot(l, sum[r], w[g], (is_lower ? x->x[r]->wide.lower : x->x[r]->q) + 4 * g);
+        UNROLL for (int r = 0; r < x->n_row; r++) {
+            const int8_t *q = is_lower ? x->x[r]->wide.lower : x->x[r]->q;
+#ifdef SPREADS
+            if (SPREADS(l) && g >= 4) {
+                if (g == 4) sixteen[r] = vi_sixteen(q + 16);
+                sum[r] = v_dot_spread(sum[r], w[g], sixteen[r], g - 4);
+                continue;
+            }
+#endif
+            sum[r] = v_dot(l, sum[r], w[g], q + 4 * g);
+        }
     }
 }
 

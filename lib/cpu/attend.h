@@ -1,10 +1,11 @@
 /* Attention over pages, as every attention op of this backend does it: the op says what its queries
  * are and how a block's keys and values are made, attend.c does the rest.
  *
- * The order of sums is a function of a query's position alone. A block of HD_CPU_KV_BLOCK positions
- * from position 0 on has its own softmax and its own sums of weighted values, positions ascending.
- * The blocks of a chunk are added up in order, then the chunks. So which thread takes which chunk,
- * and which queries go through a block together, changes no bit. */
+ * The order of sums is a function of a query's position alone. A score is four sums over the values
+ * of a key, every fourth in each of them, however many queries meet it (hd_cpu_scoring). A block of
+ * HD_CPU_KV_BLOCK positions from position 0 on has its own softmax and its own sums of weighted
+ * values, positions ascending. The blocks of a chunk are added up in order, then the chunks. So
+ * which thread takes which chunk, and which queries go through a block together, changes no bit. */
 #ifndef HD_CPU_ATTEND_H
 #define HD_CPU_ATTEND_H
 

@@ -81,7 +81,8 @@ ALWAYS V half_e8m0(W e) {
     return (V)((is_nan & 0x7FC00000u) | (~is_nan & bits));
 }
 
-/* What all blocks of a super-block need: d and -dmin of the K-quants, and numbers of six bits. */
+/* What all blocks of a super-block need: d and -dmin of the K-quants, and up to 16 numbers of six
+ * bits, with room for what six_bits writes past eight. */
 typedef struct super_scale {
     V d, less;
     _Alignas(64) unsigned char number[18][16];

@@ -44,6 +44,7 @@ start_server() { # options; its process is $server
 stop_server() {
     kill $server
     wait $server || :
+    trap - EXIT
 }
 client() { say "$@"; "$HADAL" bench serve --base-url "http://127.0.0.1:$(cat "$OUT/port")" --seed 1 --request-timeout 86400 "$@"; }
 counted() { curl -s "http://127.0.0.1:$(cat "$OUT/port")/metrics" | grep -E "^($1)"; }
@@ -118,9 +119,9 @@ prefixes() {
 # Then 16 sequences side by side with long answers and an F32 cache: pages as they come, brought together, and large ones.
 order() {
     n=96 begin=500 answer=600
-    [ "$TRIM" -eq 0 ] || n=$((3 * TRIM)) begin=100 answer=100
+    [ "$TRIM" -eq 0 ] || n=$((3 * (TRIM < 3 ? 3 : TRIM))) begin=100 answer=100
     printf '%s\n' $HEADER >"$OUT/groups.csv"
-    awk -v n=$n -v b=$begin 'BEGIN { for (i = 0; i < n; i++) printf "0,%d,32,g%d,%d,\n", b + 8 + i % 7, i % (n / 8), b }' >>"$OUT/groups.csv"
+    awk -v n=$n -v b=$begin 'BEGIN { for (i = 0; i < n; i++) printf "0,%d,32,g%d,%d,\n", b + 8 + i % 7, i % int(n / 8), b }' >>"$OUT/groups.csv"
     q4="$OUT/q4.gguf" # a model that is quantised already is taken as it is
     "$HADAL" quantize --type Q4_0 --force "$MODEL" "$q4" || q4=$MODEL
     for kv in $((n / 8 * begin * 2 / 3 + 96)) $((n / 8 * begin * 8 / 3 + 384)); do for p in none fragmentation prefix length; do
@@ -142,14 +143,14 @@ order() {
 }
 # 32 sequences that decode, alone; with a long prompt; with that in the absorbed form; and in one step, which 32 gaps between tokens meet: more than 1 % of
 # them for answers of 100 tokens, so that p99 shows it. Then what a step's activations take: the log of a server that starts.
-disturbed() { # tokens of an answer: quiet.csv, disturbed.csv
+disturbed() { # tokens of an answer: quiet.csv, disturbed.csv, whose prompt comes amid the answers
     printf '%s\n' $HEADER >"$OUT/quiet.csv"
     awk -v n="$1" 'BEGIN { for (i = 0; i < 32; i++) printf "0,16,%d,,,standard\n", n }' >>"$OUT/quiet.csv"
-    { cat "$OUT/quiet.csv"; echo "$2,$LONG,1,,,standard"; } >"$OUT/disturbed.csv"
+    { cat "$OUT/quiet.csv"; echo "$([ "$SLOW" -eq 1 ] && echo 0.5 || echo 5),$LONG,1,,,standard"; } >"$OUT/disturbed.csv"
 }
 isolation() {
     for n in 200 100; do
-        disturbed $n 0.5
+        disturbed $n
         sim --trace "$OUT/quiet.csv"
         sim --trace "$OUT/disturbed.csv" --queue-timeout 0
         sim --trace "$OUT/disturbed.csv" --queue-timeout 0 --exact
@@ -215,12 +216,13 @@ live_prefixes() {
         client --trace "$load" --load-scale "$(over 1)"
         counted 'vllm:(prefix_cache|prompt_tokens)'
         stop_server
-        sim --trace "$load" --load-scale "$(over 1)" $unbounded | grep -i prompt
+        sim --trace "$load" --load-scale "$(over 1)" $unbounded >"$OUT/prefixes.log"
+        grep 'prompt tokens' "$OUT/prefixes.log"
     done
 }
 live_isolation() {
     for n in 200 100; do
-        disturbed $n "$([ "$SLOW" -eq 1 ] && echo 0.5 || echo 5)"
+        disturbed $n
         for options in '' "--no-enable-chunked-context --max-num-batched-tokens $LONG"; do
             start_server $options $unbounded
             [ -n "$options" ] || client --trace "$OUT/quiet.csv"

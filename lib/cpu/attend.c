@@ -143,13 +143,17 @@ static void add_ragged(const part *p, const hd_cpu_block *b, const few *f, float
     }
 }
 
-/* How many of the rows behind the block the values' sums ask for: their part of the time, as far as
- * they can; scores ask for the others. Memory then works all the time. */
-static int asked_by_values(const part *p, const hd_cpu_block *b) {
-    if (b->ahead.n == 0) return 0;
+_Static_assert(HD_CPU_KV_BLOCK <= HD_CPU_SCORE_KEYS, "scores take a block's keys");
+_Static_assert(HD_CPU_QCHUNK % FOUR == 0, "whole fours of scores are written");
+
+/* Of the rows behind the block those that the values' sums ask for: their part of the time, as far
+ * as they can; scores ask for the others, the first ones. Memory then works all the time. */
+static hd_cpu_ahead asked_by_values(const part *p, const hd_cpu_block *b) {
+    if (b->ahead.n == 0) return (hd_cpu_ahead){0};
     size_t n_line = (size_t)b->n_t * p->ld / (2 * HD_CPU_LANES);
     int n = b->ahead.n * p->a->n_v / (p->a->n_v + p->a->n_key);
-    return hd_cpu_least(n, (int)(n_line * 64 / b->ahead.n_byte));
+    n = hd_cpu_least(n, (int)(n_line * 64 / b->ahead.n_byte));
+    return (hd_cpu_ahead){b->ahead.piece + b->ahead.n - n, n, b->ahead.n_byte};
 }
 
 /* Weights of the block's positions in t->s; asks for n_ahead rows behind it. */
@@ -205,29 +209,27 @@ static void attend_few(const part *p, const hd_cpu_block *b, int q0, int n, cons
         f.n_see[i] = hd_cpu_least(t->pos[q0 + i] - b->t0 + 1, b->n_t);
         is_ragged |= f.n_see[i] < b->n_t;
     }
-    const hd_cpu_ahead ahead = b->ahead;
-    int n_asked = ahead.n - (is_ragged ? 0 : asked_by_values(p, b));
-    weigh(p, b, &f, n_asked);
+    hd_cpu_ahead ahead = is_ragged ? (hd_cpu_ahead){0} : asked_by_values(p, b);
+    weigh(p, b, &f, b->ahead.n - ahead.n);
     if (!is_first) merge(p, &f, u);
     memcpy(u->m + q0, f.m + f.column, sizeof(float) * (size_t)n);
     memcpy(u->l + q0, f.l + f.column, sizeof(float) * (size_t)n);
     float *acc = u->acc + (size_t)q0 * p->ld, *keep = f.keep + f.column, *gain = f.gain + f.column;
     if (!is_ragged) {
-        p->a->c->k->strided(
-            &(hd_cpu_strided){.n_row = n,
-                              .n_k = b->n_t,
-                              .n_lane = (int)p->ld,
-                              .a = t->s + f.column,
-                              .a_row = 1,
-                              .a_step = HD_CPU_QCHUNK,
-                              .b = b->v,
-                              .ldb = b->ldv,
-                              .b_panel = HD_CPU_LANES,
-                              .c = acc,
-                              .ldc = p->ld,
-                              .keep = is_first ? NULL : keep,
-                              .gain = gain,
-                              .ahead = {ahead.piece + n_asked, ahead.n - n_asked, ahead.n_byte}});
+        p->a->c->k->strided(&(hd_cpu_strided){.n_row = n,
+                                              .n_k = b->n_t,
+                                              .n_lane = (int)p->ld,
+                                              .a = t->s + f.column,
+                                              .a_row = 1,
+                                              .a_step = HD_CPU_QCHUNK,
+                                              .b = b->v,
+                                              .ldb = b->ldv,
+                                              .b_panel = HD_CPU_LANES,
+                                              .c = acc,
+                                              .ldc = p->ld,
+                                              .keep = is_first ? NULL : keep,
+                                              .gain = gain,
+                                              .ahead = ahead});
         return;
     }
     add_ragged(p, b, &f, is_first ? acc : t->ragged);

@@ -82,10 +82,10 @@ ALWAYS V half_e8m0(W e) {
 }
 
 /* What all blocks of a super-block need: d and -dmin of the K-quants, and up to 16 numbers of six
- * bits, with room for what six_bits writes past eight. */
+ * bits, where eight leave room for what six_bits writes past them. */
 typedef struct super_scale {
     V d, less;
-    _Alignas(64) unsigned char number[18][16];
+    _Alignas(64) unsigned char number[16][16];
 } super_scale;
 
 ALWAYS void load_super(hd_cpu_layout l, const unsigned char *head, int lane, super_scale *s) {

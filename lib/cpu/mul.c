@@ -13,13 +13,13 @@
 /* Below this many multiply-adds a product runs on the calling thread: waking others costs more. */
 #define SERIAL_WORK 32768
 
-/* Pieces of a thread's share of a set of products: no thread waits longer for another than one
- * takes. */
+/* Pieces of a thread's share of a set of products. All threads end within about the time that one
+ * piece takes, if they are about equally fast. */
 #define PIECES 32
 
 /* The pieces of a thread's share that nobody has taken yet. It takes from the front, so that it
- * reads one run of weights, and who is done takes from the others' backs; both take half of what is
- * left. */
+ * reads one run of weights, half of what is left at a time. Who is done takes from the others'
+ * backs as much as leaves something for each thread that may come for it. */
 struct hd_cpu_share {
     _Alignas(64) _Atomic uint64_t left; /* first << 32 | end */
 };
@@ -196,11 +196,12 @@ static void share_out(hd_cpu *c) {
     }
 }
 
-/* Half of what is left of a share, rounded up. */
-static bool take_half(struct hd_cpu_share *s, bool is_own, run *out) {
+/* One of n_part parts of what is left of a share, rounded up. */
+static bool take_part(struct hd_cpu_share *s, bool is_own, int n_part, run *out) {
     uint64_t left = atomic_load_explicit(&s->left, memory_order_relaxed), after;
     do {
-        int first = (int)(left >> 32), end = (int)(uint32_t)left, n = (end - first + 1) / 2;
+        int first = (int)(left >> 32), end = (int)(uint32_t)left;
+        int n = (end - first + n_part - 1) / n_part;
         if (n == 0) return false;
         *out = is_own ? (run){first, first + n} : (run){end - n, end};
         after = is_own ? (uint64_t)out->end << 32 | (uint32_t)end
@@ -212,7 +213,8 @@ static bool take_half(struct hd_cpu_share *s, bool is_own, run *out) {
 
 static bool take_run(hd_cpu *c, int thread, run *out) {
     for (int i = 0; i < c->n_thread; i++)
-        if (take_half(&c->share[(thread + i) % c->n_thread], i == 0, out)) return true;
+        if (take_part(&c->share[(thread + i) % c->n_thread], i == 0, i == 0 ? 2 : c->n_thread, out))
+            return true;
     return false;
 }
 
@@ -278,6 +280,7 @@ static void run_share(void *ctx, int task, int thread) {
 
 static void check(const hd_cpu_mul *m) {
     HD_DASSERT(!hd_cpu_takes_integers(m->w) || m->xq.n_k == m->w->n_in);
+    HD_DASSERT(!m->is_exact || !hd_cpu_takes_integers(m->w) || m->xq.is_wide);
     HD_DASSERT(m->up == NULL || (m->up->n_in == m->w->n_in && m->up->n_out == m->w->n_out));
     (void)m;
 }

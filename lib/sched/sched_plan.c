@@ -3,6 +3,7 @@
 
 #include "base/sort.h"
 
+#include <limits.h>
 #include <string.h>
 
 /* Waiting sequences looked at in one plan: each costs a match at most once, then one comparison
@@ -202,8 +203,8 @@ static int64_t left_for_chunk(const hd_sched *s, int64_t bound_ns) {
  * of a layer's time goes into reading its weights and expanding the positions before it. More than
  * that take more time than they save, and the layer is what the others' tokens wait for. */
 static int least_of_chunk(const hd_sched *s, int pos) {
-    bool expands = !s->c.exact && s->c.expand_min < CHUNK_LAYER_ENOUGH;
-    int n = expands ? WORTH * s->c.expand_min : CHUNK_LAYER_MIN;
+    bool expands = !s->c.exact && s->c.expand_min < INT_MAX; /* which is never */
+    int n = expands ? WORTH * hd_sched_min(s->c.expand_min, CHUNK_LAYER_ENOUGH) : CHUNK_LAYER_MIN;
     hd_step_load few = {0};
     hd_step_load_add(&few, CHUNK_MIN, pos);
     double worth_ns = WORTH * (double)hd_profile_mean_ns(s->c.profile, &few);
@@ -519,8 +520,8 @@ static void overtake(hd_sched *s, struct plan *p, const hd_chunk *c) {
     p->aged = aged;
 }
 
-/* The next layers of the chunk under way, or of prompts that go before it: one turn in so many is
- * the chunk's own, so that it advances however many more urgent ones come. */
+/* The next layers of the chunk under way, or of prompts that go before it: after so many of them,
+ * or chunks of them, it has a turn, so that it advances however many more urgent ones come. */
 static void continue_chunk(hd_sched *s, struct plan *p, hd_chunk *c) {
     if (c->n_passed < HD_PACE_AGED_EVERY - 1) overtake(s, p, c);
     if (p->b->n_row > 0) {

@@ -7,6 +7,7 @@
 #include "sim/random.h"
 #include "sim/trace_impl.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -206,7 +207,7 @@ int64_t hd_trace_reusable_tok(const hd_trace *t, int page_tok) {
 }
 
 void hd_trace_hasten(hd_trace *t, double times) {
-    for (int i = 0; i < t->n; i++) t->item[i].arrival_s /= times;
+    for (int i = 0; i < t->n; i++) t->item[i].arrival_s = fmin(t->item[i].arrival_s / times, 1e9);
 }
 
 int hd_trace_longest(const hd_trace *t) {

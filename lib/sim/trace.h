@@ -53,7 +53,7 @@ void hd_trace_prompt(const hd_trace_item *item, int32_t *token);
  * the longest beginning that it shares with an earlier one of its group, but never its last token.
  */
 int64_t hd_trace_reusable_tok(const hd_trace *t, int page_tok);
-/* Arrivals come `times` (> 0) as fast. */
+/* Arrivals come `times` (> 0) as fast, and within 1e9 s, which nanoseconds count. */
 void hd_trace_hasten(hd_trace *t, double times);
 /* Longest request, prompt and answer. */
 int hd_trace_longest(const hd_trace *t);

@@ -844,7 +844,7 @@ static int pages_beside(const struct fixture *f, const hd_seq *a) {
     return stats(f).n_page_used - (hd_seq_n_computed(a) + 7) / 8;
 }
 
-/* However many more urgent prompts come, every fourth turn is the paused chunk's. */
+/* However many more urgent prompts come, the paused chunk has a turn after three of them. */
 static void a_paused_chunk_advances(void **state) {
     (void)state;
     hd_sched_config c = config();

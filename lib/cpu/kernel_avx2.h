@@ -69,13 +69,6 @@ static inline float v_sum_16(const V v[2]) {
     return _mm_cvtss_f32(_mm_add_ss(u, _mm_movehdup_ps(u)));
 }
 
-/* The first and the second of the two BF16 values in each element. */
-static inline V v_low_bf16(V x) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 16));
-}
-static inline V v_high_bf16(V x) {
-    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(-65536)));
-}
 static inline V v_decode_s8(const unsigned char *p) {
     return _mm256_cvtepi32_ps(
         _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));

@@ -61,13 +61,6 @@ static inline float v_sum_16(const V v[1]) {
     return _mm_cvtss_f32(_mm_add_ss(u, _mm_movehdup_ps(u)));
 }
 
-/* The first and the second of the two BF16 values in each element. */
-static inline V v_low_bf16(V x) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 16));
-}
-static inline V v_high_bf16(V x) {
-    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(-65536)));
-}
 static inline V v_decode_s8(const unsigned char *p) {
     return _mm512_cvtepi32_ps(
         _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));

@@ -90,9 +90,6 @@ static inline float v_sum_16(const V v[4]) {
     return (t[0] + t[2]) + (t[1] + t[3]);
 }
 
-/* The first and the second of the two BF16 values in each element. */
-static inline V v_low_bf16(V x) { return (V)((W)x << 16); }
-static inline V v_high_bf16(V x) { return (V)((VI)x & (VI){-65536, -65536, -65536, -65536}); }
 static inline V v_decode_s8(const unsigned char *p) {
     int8_t q[VN];
     __builtin_memcpy(q, p, sizeof q);

@@ -5,9 +5,8 @@
 # `live...` are the same over HTTP: one thread computes, another core is for HTTP and the client.
 # HADAL: the program (build/release/hadal), MODEL: what it runs (mini), LONG: tokens of the long prompt of
 # `isolation` (1800), SECONDS_LIVE: of `live` (300), RATE: requests a second that the server just manages, RATES: of `live` (it and three
-# times it), SCALES: how fast the loads of `live_priority` and `live_elastic` come, HEAD: their first requests alone (0: all), POLICIES: of
-# `live_priority` and `live_lengths`. For a model larger than
-# the embedded one: SLOW (1): simulated loads come so many times as slowly, and good ones may take so many times as long; TRIM (0: all):
+# times it), SCALES: how fast the loads of `priority` and `elastic` come, HEAD: the first requests of those, `lengths` and `live_prefixes` alone
+# (0: all), POLICIES: of `priority` and `lengths`, all simulated and live. For a model larger than the embedded one: SLOW (1): simulated loads come so many times as slowly, and good ones may take so many times as long; TRIM (0: all):
 # requests of a load that the model computes, at most, of `order` three times as many, with short beginnings and answers. LOADS: those of `fidelity`.
 # MODEL=FILE SLOW=20 TRIM=8 LONG=8192 RATE=2 is for 1.2 GB on two cores.
 # Needs a machine on which nothing else runs: `cost` first, the rest soon after it. `fidelity` measures profiles of its own, between its runs.
@@ -48,6 +47,7 @@ stop_server() {
 }
 client() { say "$@"; "$HADAL" bench serve --base-url "http://127.0.0.1:$(cat "$OUT/port")" --seed 1 --request-timeout 86400 "$@"; }
 counted() { curl -s "http://127.0.0.1:$(cat "$OUT/port")/metrics" | grep -E "^($1)"; }
+slots='--max-num-seqs 32' # of priority and lengths, simulated and live
 unbounded='--queue-timeout 0 --slo interactive:wait:1e9 --slo standard:wait:1e9 --slo batch:wait:1e9'
 bounds_mixed="interactive/ttft:$(slower 1000),interactive/tpot:$(slower 200),batch/ttft:$(slower 60000)"
 bounds_bursty="ttft:$(slower 2000),tpot:$(slower 150)"
@@ -72,8 +72,9 @@ static() {
     compare "$MODEL" --trace "$(trim $TRACES/full.csv)" -t 1 --clock processor --max-num-seqs 32 --runs 3
 }
 priority() {
-    for f in 3 3.4 3.8 4.3 4.6 5 6 10; do for p in fcfs priority; do
-        sim --trace $TRACES/mixed.csv --load-scale "$(over $f)" --scheduling-policy $p $slo \
+    load=$(first "$HEAD" $TRACES/mixed.csv mixed.csv)
+    for f in ${SCALES:-4.3 5 6 10 15}; do for p in $POLICIES; do
+        sim --trace "$load" --load-scale "$(over "$f")" $slots --scheduling-policy "$p" $slo \
             --goodput $bounds_mixed
     done; done
 }
@@ -85,14 +86,15 @@ parts_of_mixed() {
     echo "$OUT/short.csv" "$OUT/long.csv"
 }
 lengths() {
-    loads=$(parts_of_mixed 0)
-    for p in fcfs priority; do for t in $loads; do
-        sim --trace "$t" --load-scale 1e6 --scheduling-policy $p $unbounded
+    loads=$(parts_of_mixed "$HEAD")
+    for p in $POLICIES; do for t in $loads; do
+        sim --trace "$t" --load-scale 1e6 $slots --scheduling-policy "$p" $unbounded
     done; done
 }
 elastic() {
-    for f in 4 10 12 16; do for e in --no-elastic-batching --elastic-batching; do
-        sim --trace $TRACES/bursty.csv --load-scale "$(over $f)" $e $slo --goodput $bounds_bursty
+    load=$(first "$HEAD" $TRACES/bursty.csv bursty.csv)
+    for f in ${SCALES:-4 10 12 16}; do for e in --no-elastic-batching --elastic-batching; do
+        sim --trace "$load" --load-scale "$(over "$f")" $e $slo --goodput $bounds_bursty
     done; done
 }
 overload() {
@@ -184,7 +186,7 @@ live_priority() {
     load=$(first "$HEAD" $TRACES/mixed.csv mixed.csv)
     for f in ${SCALES:-6 9 12}; do for p in $POLICIES; do
         say "$p"
-        start_server --max-num-seqs 32 --scheduling-policy "$p" $slo
+        start_server $slots --scheduling-policy "$p" $slo
         client --trace "$load" --load-scale "$(over "$f")" --goodput $bounds_mixed
         stop_server
     done; done
@@ -193,7 +195,7 @@ live_lengths() {
     loads=$(parts_of_mixed "$HEAD")
     for p in $POLICIES; do for t in $loads; do
         say "$p"
-        start_server --max-num-seqs 32 --scheduling-policy "$p" $unbounded
+        start_server $slots --scheduling-policy "$p" $unbounded
         client --trace "$t" --load-scale 1e6
         stop_server
     done; done

@@ -15,6 +15,11 @@ static inline V v_set(float x) { return _mm256_set1_ps(x); }
 static inline V v_load(const float *p) { return _mm256_loadu_ps(p); }
 static inline void v_store(float *p, V x) { _mm256_storeu_ps(p, x); }
 static inline V v_fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+/* sum += a * b in the sum's own register: where sums take nearly all registers, gcc 12 has them
+ * change places, and spills some. */
+static inline void v_add_product(V *sum, V a, V b) {
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(*sum) : "x"(a), "x"(b));
+}
 static inline V v_max(V a, V b) { return _mm256_max_ps(a, b); }
 static inline V v_min(V a, V b) { return _mm256_min_ps(a, b); }
 static inline V v_max_bits(V a, V b) {

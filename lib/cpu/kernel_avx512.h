@@ -15,6 +15,7 @@ static inline V v_set(float x) { return _mm512_set1_ps(x); }
 static inline V v_load(const float *p) { return _mm512_loadu_ps(p); }
 static inline void v_store(float *p, V x) { _mm512_storeu_ps(p, x); }
 static inline V v_fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+static inline void v_add_product(V *sum, V a, V b) { *sum = v_fma(a, b, *sum); }
 static inline V v_max(V a, V b) { return _mm512_max_ps(a, b); }
 static inline V v_min(V a, V b) { return _mm512_min_ps(a, b); }
 static inline V v_max_bits(V a, V b) {

@@ -29,7 +29,7 @@ ALWAYS void tile(const hd_cpu_product *p, int row0, int lane0, int n_row, int n_
         UNROLL for (int v = 0; v < n_v; v++) w[v] = v_load(b + v * VN);
         UNROLL for (int r = 0; r < n_row; r++) {
             V x = v_set(a[r][at]);
-            UNROLL for (int v = 0; v < n_v; v++) acc[r][v] = v_fma(x, w[v], acc[r][v]);
+            UNROLL for (int v = 0; v < n_v; v++) v_add_product(&acc[r][v], x, w[v]);
         }
     }
     UNROLL for (int r = 0; r < n_row; r++) {
@@ -167,77 +167,88 @@ static void unpack(const hd_cpu_unpack *u) {
     }
 }
 
-/* Vectors of outputs whose sums go on side by side, as one sum alone would wait for itself. */
-#define STREAM_VECTORS (VN == 8 ? 2 : 4) /* eight lanes come with half of the registers */
+/* Strips whose sums go on side by side, as one sum alone would wait for itself: eight lanes come
+ * with half of the registers, which few rows do not fill with one strip. */
+#define STREAM_STRIPS 4
+ALWAYS int stream_strips(int n_row) { return VN == 8 ? n_row < 4 ? 2 : 1 : STREAM_STRIPS; }
 
 /* How far ahead of its reading a strip is asked for. */
-#define STREAM_AHEAD 2048
+#define STREAM_AHEAD 32 /* words; FP8: a block, with its scales */
 
+/* Where a product is: input k, which lies at `word` of the first strip. */
 typedef struct stream_sums {
-    const unsigned char *strip[STREAM_VECTORS]; /* the vector's part of it */
-    size_t at;                                  /* bytes of the strips read so far, */
-    size_t turn;                                /* and from which on the next ones are asked for, */
-    ptrdiff_t ahead, to_next;                   /* that far from what is read */
+    int k;
+    const unsigned char *word, *ahead; /* ahead: what is asked for */
+    size_t n_byte;                     /* from a strip to the next */
     const float *x[TILE_ROWS];
-    V scale[STREAM_VECTORS], acc[STREAM_VECTORS][TILE_ROWS];
+    V scale[STREAM_STRIPS * VP], acc[TILE_ROWS][STREAM_STRIPS * VP];
 } stream_sums;
 
-ALWAYS void stream_on(stream_sums *t, int n_v) {
-    UNROLL for (int v = 0; v < n_v; v += HD_CPU_STRIP_OUT / VN)
-        __builtin_prefetch(t->strip[v] + t->at + t->ahead, 0, 3);
-    t->at += 64;
-    if (t->at == t->turn) t->ahead += t->to_next;
+ALWAYS const unsigned char *stream_vector(enum hd_format f, const stream_sums *t, int v) {
+    return t->word + (size_t)(v / VP) * t->n_byte + v % VP * VN * lane_bytes(f);
 }
 
-/* n_k inputs of a word, from k on. */
-ALWAYS void stream_word(enum hd_format f, stream_sums *t, int k, int n_k, int n_v, int n_row) {
+ALWAYS void stream_on(stream_sums *t, int n_strip) {
+    UNROLL for (int i = 0; i < n_strip; i++)
+        __builtin_prefetch(t->ahead + (size_t)i * t->n_byte, 0, 3);
+    t->word += 64;
+    t->ahead += 64;
+}
+
+/* n_k inputs of a word. */
+ALWAYS void stream_word(enum hd_format f, stream_sums *t, int n_k, int n_strip, int n_row) {
+    int n_v = n_strip * VP;
     UNROLL for (int i = 0; i < n_k; i++) {
-        UNROLL for (int v = 0; v < n_v; v++) {
-            V w = word_input(f, t->strip[v] + t->at, t->scale[v], i);
-            UNROLL for (int r = 0; r < n_row; r++) t->acc[v][r] =
-                v_fma(v_set(t->x[r][k + i]), w, t->acc[v][r]);
+        V w[STREAM_STRIPS * VP];
+        UNROLL for (int v = 0; v < n_v; v++) w[v] =
+            word_input(f, stream_vector(f, t, v), t->scale[v], i);
+        UNROLL for (int r = 0; r < n_row; r++) {
+            V x = v_set(t->x[r][t->k + i]);
+            UNROLL for (int v = 0; v < n_v; v++) v_add_product(&t->acc[r][v], x, w[v]);
         }
     }
-    stream_on(t, n_v);
+    t->k += n_k;
+    stream_on(t, n_strip);
 }
 
-/* n_v vectors of outputs from `lane` on. */
-ALWAYS void stream_lanes(enum hd_format f, const hd_cpu_stream *s, int lane, int n_v, int row0,
-                         int n_row) {
-    size_t n_byte = hd_cpu_strip_bytes(f, s->n_in);
-    int per = hd_cpu_word_inputs(f), n_each = f == HD_F8_B128 ? 128 : s->n_in;
-    int end = lane + n_v * VN, n_lane = s->n_strip * HD_CPU_STRIP_OUT;
-    const unsigned char *first = s->strip + (size_t)(lane / HD_CPU_STRIP_OUT) * n_byte;
-    const unsigned char *next =
-        end < n_lane ? s->strip + (size_t)(end / HD_CPU_STRIP_OUT) * n_byte : s->next;
-    stream_sums t = {.turn = n_byte > STREAM_AHEAD ? n_byte - STREAM_AHEAD : 64,
-                     .ahead = STREAM_AHEAD,
-                     .to_next = next - first - (ptrdiff_t)n_byte};
-    UNROLL for (int v = 0; v < n_v; v++) {
-        int o = lane + v * VN;
-        t.strip[v] = s->strip + (size_t)(o / HD_CPU_STRIP_OUT) * n_byte +
-                     o % HD_CPU_STRIP_OUT * lane_bytes(f);
-        UNROLL for (int r = 0; r < n_row; r++) t.acc[v][r] = v_set(0);
+/* Strips first .. first + n_strip with rows row0 .. row0 + n_row. */
+ALWAYS void stream_tile(enum hd_format f, const hd_cpu_stream *s, int first, int n_strip, int row0,
+                        int n_row) {
+    int per = hd_cpu_word_inputs(f), n_ahead = f == HD_F8_B128 ? 128 : STREAM_AHEAD * per;
+    int turn = (s->n_in + per - 1) / per * per - n_ahead, n_v = n_strip * VP;
+    stream_sums t = {.n_byte = hd_cpu_strip_bytes(f, s->n_in)};
+    t.word = s->strip + (size_t)first * t.n_byte;
+    t.ahead = t.word + (f == HD_F8_B128 ? 33 : STREAM_AHEAD) * 64;
+    if (turn < 0) turn = 0;
+    UNROLL for (int r = 0; r < n_row; r++) {
+        t.x[r] = s->a[row0 + r];
+        UNROLL for (int v = 0; v < n_v; v++) t.acc[r][v] = v_set(0);
     }
-    UNROLL for (int r = 0; r < n_row; r++) t.x[r] = s->a[row0 + r];
-    for (int k = 0, k_end; k < s->n_in;) {
+    while (t.k < s->n_in) {
+        if (t.k == turn)
+            t.ahead = first + n_strip < s->n_strip ? s->strip + (size_t)(first + n_strip) * t.n_byte
+                                                   : s->next;
+        int end = t.k < turn ? turn : s->n_in;
         if (f == HD_F8_B128) {
-            UNROLL for (int v = 0; v < n_v; v++) t.scale[v] = v_decode_f32(t.strip[v] + t.at);
-            stream_on(&t, n_v);
+            end = t.k + 128;
+            UNROLL for (int v = 0; v < n_v; v++) t.scale[v] = v_decode_f32(stream_vector(f, &t, v));
+            stream_on(&t, n_strip);
         }
-        for (k_end = k + n_each; k + per <= k_end; k += per) stream_word(f, &t, k, per, n_v, n_row);
-        if (k < k_end) stream_word(f, &t, k++, 1, n_v, n_row); /* one of two */
+        while (t.k + per <= end) stream_word(f, &t, per, n_strip, n_row);
+        if (t.k < end) stream_word(f, &t, 1, n_strip, n_row); /* one of two */
     }
     UNROLL for (int r = 0; r < n_row; r++) {
-        UNROLL for (int v = 0; v < n_v; v++) v_store(s->c[row0 + r] + lane + v * VN, t.acc[v][r]);
+        float *c = s->c[row0 + r] + first * HD_CPU_STRIP_OUT;
+        UNROLL for (int v = 0; v < n_v; v++) v_store(c + v * VN, t.acc[r][v]);
     }
 }
 
 /* Rows row0 .. row0 + n_row. */
 ALWAYS void stream_rows(enum hd_format f, const hd_cpu_stream *s, int row0, int n_row) {
-    int n_v = STREAM_VECTORS, lane = 0, n_lane = s->n_strip * HD_CPU_STRIP_OUT;
-    for (; lane + n_v * VN <= n_lane; lane += n_v * VN) stream_lanes(f, s, lane, n_v, row0, n_row);
-    for (; lane < n_lane; lane += VN) stream_lanes(f, s, lane, 1, row0, n_row);
+    int n = stream_strips(n_row), i = 0;
+    for (; i + n <= s->n_strip; i += n) stream_tile(f, s, i, n, row0, n_row);
+    if (n == 1) return;
+    for (; i < s->n_strip; i++) stream_tile(f, s, i, 1, row0, n_row);
 }
 
 ALWAYS void stream_as(enum hd_format f, const hd_cpu_stream *s) {

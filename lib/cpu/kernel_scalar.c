@@ -12,6 +12,7 @@ static inline V v_set(float x) { return (V){x, x, x, x}; }
 static inline V v_load(const float *p) { return *(const VU *)(const void *)p; }
 static inline void v_store(float *p, V x) { *(VU *)(void *)p = x; }
 static inline V v_fma(V a, V b, V c) { return a * b + c; }
+static inline void v_add_product(V *sum, V a, V b) { *sum = v_fma(a, b, *sum); }
 /* The second operand when either is NaN, as the x86 instruction. */
 static inline V v_max(V a, V b) {
     VI pick = a > b;

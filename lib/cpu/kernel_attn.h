@@ -81,7 +81,9 @@ ALWAYS void strided_tile(const strided_part *s, int row0, int lane0, int n_row, 
 
 ALWAYS void strided_panels(const strided_part *s, int lane0, int n_row, int n_panel) {
     int r = 0, end = s->p->n_row;
-    for (; r + n_row <= end; r += n_row) strided_tile(s, r, lane0, n_row, n_panel);
+    /* Eight rows are two fours: two rows take as long as four, as each sum waits for itself. */
+    for (; r + n_row <= end && !(n_row == 6 && end - r == 8); r += n_row)
+        strided_tile(s, r, lane0, n_row, n_panel);
 #if STRIDED_ROWS > 8
     for (; r + 8 <= end; r += 8) strided_tile(s, r, lane0, 8, n_panel);
 #endif

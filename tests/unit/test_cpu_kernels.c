@@ -396,7 +396,11 @@ static void check_streams(const hd_cpu_kernels *k, enum hd_format f, int n_in) {
     float *x = test_floats((size_t)n_row * (size_t)n_in, 1);
     assert_non_null(bytes);
     memcpy(bytes, w->mat[0], row_bytes * n_out);
-    if (f == HD_F8_B128) bytes[17 * row_bytes + 132 + 4 + 77] = 0xFF;
+    if (f == HD_F8_B128) {
+        float large = 0x1.8p8f;
+        bytes[17 * row_bytes + 132 + 4 + 77] = 0xFF;
+        memcpy(bytes + 20 * row_bytes + 264, &large, sizeof large);
+    }
     assert_true(hd_cpu_packed_bytes(f, n_in, n_out) <= sizeof strips);
     hd_cpu_pack(f, n_in, n_out, bytes, strips);
     for (int k0 = 0; k0 < n_in; k0 += 128)

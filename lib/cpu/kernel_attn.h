@@ -6,6 +6,10 @@
 
 #define LINE_BYTES 64
 
+/* Every tile asks for its share, not only those of the first rows or queries: at eight lanes there
+ * are more tiles, which give memory more time (1.2 times the speed of 8 heads, Zen 3). */
+#define ALL_ASK (VN == 8)
+
 /* What is asked for step by step. */
 typedef struct wanted {
     const char *at;
@@ -38,7 +42,10 @@ ALWAYS void strided_tile(const strided_part *s, int row0, int lane0, int n_row, 
     size_t row = p->a_row, row3 = 3 * row, step = p->a_step, ldb = p->ldb;
     int n_v = n_panel * VP, n_a = (n_row + EACH - 1) / EACH;
     wanted ahead = {.at = (const char *)p->b};
-    if (row0 == 0) ahead = want(&p->ahead, p->b, lane0, n_panel * HD_CPU_LANES, p->n_lane, p->n_k);
+    int n_lane = n_panel * HD_CPU_LANES, of = ALL_ASK ? p->n_row : 1;
+    if (ALL_ASK || row0 == 0)
+        ahead = want(&p->ahead, p->b, lane0 * of + row0 * n_lane, n_lane * (ALL_ASK ? n_row : 1),
+                     p->n_lane * of, p->n_k);
     float *c = p->c + (size_t)row0 * p->ldc + lane0;
     bool is_sum = p->is_sum || s->k0 > 0;
     UNROLL for (int i = 0; i < n_a; i++) a[i] =
@@ -167,7 +174,9 @@ ALWAYS void score_tile(const score_part *s, int t0, int n_row, int n_four) {
     size_t apart = (size_t)(p->n_key + 3) / 4 * 16;
     const float *q = p->q + (size_t)s->four0 * apart;
     wanted ahead = {.at = (const char *)q};
-    if (s->four0 == 0) ahead = want(&p->ahead, q, t0, n_row, p->n_t, (p->n_key + 3) / 4);
+    if (ALL_ASK || s->four0 == 0)
+        ahead = want(&p->ahead, q, s->four0 * p->n_t + t0, n_row,
+                     p->n_t * (ALL_ASK ? p->n_four : 1), (p->n_key + 3) / 4);
     UNROLL for (int i = 0; i < n_row * n_v; i++) acc[i] = v_set(0);
     for (int half = 0; half < 2; half++) {
         const key_part *key = &s->key[half];

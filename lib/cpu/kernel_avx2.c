@@ -1,5 +1,5 @@
-/* The AVX2 level: eight-lane fused multiply-add; Q8_0 through 16-bit pairs (vpmaddwd), which cannot
- * saturate as the 8-bit vpmaddubsw can. Compiled with -mavx2 -mfma -mf16c; run only after the
+/* The AVX2 level: eight-lane fused multiply-add; integers through sums of 16 bits
+ * (vpmaddubsw), as many as cannot overflow. Compiled with -mavx2 -mfma -mf16c; run only after the
  * processor was asked. Float products are bit-equal to the AVX-512 level's. */
 #if defined(__x86_64__)
 #include "cpu/kernel_avx2.h"
@@ -11,20 +11,29 @@ static inline VI vi_probe_int8(VI acc, VI x) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
-/* acc + the dot products of four unsigned codes a lane with four signed bytes. Sums of two products
- * are 16 bits wide on the way, enough for codes of up to 7 bits; the eighth bit goes by itself. */
-static inline VI v_dot(hd_cpu_layout l, VI acc, W code, const int8_t *x) {
+/* Four bytes of a row in every lane. */
+static inline VI vi_four(const int8_t *x) {
     int four;
     __builtin_memcpy(&four, x, sizeof four);
-    __m256i w = (__m256i)code, x4 = _mm256_set1_epi32(four), one = _mm256_set1_epi16(1);
-    bool is_byte = l.low_bits == 8 || l.table == HD_CPU_TABLE_IQ4;
-    if (is_byte) {
-        __m256i top = _mm256_set1_epi8((char)0x80);
-        __m256i pairs = _mm256_maddubs_epi16(_mm256_and_si256(w, top), x4);
-        acc = _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, one));
-        w = _mm256_andnot_si256(top, w);
-    }
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x4), one));
+    return _mm256_set1_epi32(four);
+}
+/* Products of unsigned codes with signed bytes, sums of two, which codes of up to 7 bits keep
+ * within 16 bits; and sums of such sums. */
+#define SUMS_OF_16_BITS
+static inline VI vi_pairs(W code, VI four) { return _mm256_maddubs_epi16((__m256i)code, four); }
+/* gcc 12 would make all products of a block before it adds any of them, and keep them in memory. */
+static inline VI vi_add_16(VI a, VI b) {
+    VI sum = _mm256_add_epi16(a, b);
+    __asm__ volatile("" : "+x"(sum));
+    return sum;
+}
+static inline VI vi_shift_up_16(VI n, int by) { return _mm256_slli_epi16(n, by); }
+static inline VI vi_shift_down_16(VI n, int by) { return _mm256_srai_epi16(n, by); }
+/* acc + the sums of two products of 16 bits. */
+static inline VI vi_add_products(VI acc, VI a, VI b) {
+    VI sum = _mm256_add_epi32(acc, _mm256_madd_epi16(a, b));
+    __asm__ volatile("" : "+x"(sum));
+    return sum;
 }
 #define SUM_START 0x4B400000
 #define START_VALUE 0x1.8p23f

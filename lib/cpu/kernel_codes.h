@@ -34,6 +34,25 @@ ALWAYS void load_points(hd_cpu_layout l, const unsigned char *low, const unsigne
     }
 }
 
+/* The vectors of the planes that group g of a block comes from. */
+ALWAYS int low_of(hd_cpu_layout l, int g) {
+    return l.low_bits == 8 ? g : l.low_bits == 4 ? g % 4 : g / 4;
+}
+ALWAYS int high_of(hd_cpu_layout l, int g) { return g * l.high_bits / 8; }
+
+/* Codes of group g from those. */
+ALWAYS W codes_of(hd_cpu_layout l, W low, W high, int g) {
+    W w = low;
+    if (l.low_bits == 4) w = (low >> (4 * (g / 4))) & 0x0F0F0F0Fu;
+    if (l.low_bits == 2) w = (low >> (2 * (g % 4))) & 0x03030303u;
+    if (l.high_bits > 0) {
+        int up = l.low_bits - l.high_bits * (g % (8 / l.high_bits));
+        uint32_t mask = l.high_bits == 2 ? 0x03030303u : 0x01010101u;
+        w |= (up < 0 ? high >> -up : high << up) & (mask << l.low_bits);
+    }
+    return l.table != HD_CPU_TABLE_NONE ? code_values(l, w) : w;
+}
+
 /* Codes of 32 inputs from the planes' vectors of them. */
 ALWAYS void load_codes(hd_cpu_layout l, const unsigned char *low, const unsigned char *high, W *w) {
     if (l.table == HD_CPU_TABLE_IQ2) {
@@ -43,21 +62,8 @@ ALWAYS void load_codes(hd_cpu_layout l, const unsigned char *low, const unsigned
     W of_low[8], of_high[2];
     UNROLL for (int v = 0; v < l.low_bits; v++) of_low[v] = w_kept(w_load(low + 64 * v));
     UNROLL for (int v = 0; v < l.high_bits; v++) of_high[v] = w_kept(w_load(high + 64 * v));
-    UNROLL for (int g = 0; g < 8; g++) {
-        if (l.low_bits == 8)
-            w[g] = of_low[g];
-        else if (l.low_bits == 4)
-            w[g] = (of_low[g % 4] >> (4 * (g / 4))) & 0x0F0F0F0Fu;
-        else
-            w[g] = (of_low[g / 4] >> (2 * (g % 4))) & 0x03030303u;
-        if (l.high_bits > 0) {
-            W h = of_high[g * l.high_bits / 8];
-            int up = l.low_bits - l.high_bits * (g % (8 / l.high_bits));
-            uint32_t mask = l.high_bits == 2 ? 0x03030303u : 0x01010101u;
-            w[g] |= (up < 0 ? h >> -up : h << up) & (mask << l.low_bits);
-        }
-        if (l.table != HD_CPU_TABLE_NONE) w[g] = code_values(l, w[g]);
-    }
+    UNROLL for (int g = 0; g < 8; g++) w[g] =
+        codes_of(l, of_low[low_of(l, g)], l.high_bits > 0 ? of_high[high_of(l, g)] : of_low[0], g);
 }
 
 /* The count six-bit numbers of a head, a byte each, by quarters; vectors that are longer than one

@@ -31,77 +31,38 @@ ALWAYS V scaled(bool is_small, VI sum, const block_factor *s, int i) {
     return v_float(sum) * s->s.scale[i];
 }
 
-/* Rows whose sums advance side by side: a sum's next product waits for the one before. */
-#define ABREAST 4
-
-/* A block of some rows. */
-typedef struct blocks {
-    const hd_cpu_xblock *x[ABREAST];
-    int n_row;
-} blocks;
-
-ALWAYS void add_products(hd_cpu_layout l, const W *w, const blocks *x, bool is_lower, int first,
-                         int n, VI *sum) {
-#ifdef SPREADS
-    VI sixteen[ABREAST];
-#endif
-    UNROLL for (int g = first; g < first + n; g++) {
-        UNROLL for (int r = 0; r < x->n_row; r++) {
-            const int8_t *q = is_lower ? x->x[r]->wide.lower : x->x[r]->q;
-#ifdef SPREADS
-            if (SPREADS(l) && g >= 4) {
-                if (g == 4) sixteen[r] = vi_sixteen(q + 16);
-                sum[r] = v_dot_spread(sum[r], w[g], sixteen[r], g - 4);
-                continue;
-            }
-#endif
-            sum[r] = v_dot(l, sum[r], w[g], q + 4 * g);
-        }
-    }
+/* Where the first sums of a block begin. */
+ALWAYS int first_start(hd_cpu_layout l, bool is_wide) {
+    return is_shifted(l, is_wide) ? SUM_START : 0;
 }
 
-/* The sums over groups first .. first+n of a block, of one half of it or of both, and `zero`;
- * exact. */
-ALWAYS void dots(hd_cpu_layout l, bool is_wide, const W *w, const blocks *x, int first, int n,
-                 int zero, VI *sum) {
-    UNROLL for (int r = 0; r < x->n_row; r++) {
-        const int32_t *minus = is_wide ? x->x[r]->wide.minus : x->x[r]->minus;
-        sum[r] = vi_set(zero);
-        if (l.offset == 0) continue;
-        VI less = vi_set(minus[n == 8 ? 2 : first / 4]);
-        if (l.offset < 128) less = vi_shift_down(less, 7 - log2_of[l.offset]);
-        sum[r] = vi_add(sum[r], less);
-    }
-    if (!is_wide) {
-        add_products(l, w, x, false, first, n, sum);
-        return;
-    }
-    VI upper[ABREAST];
-    UNROLL for (int r = 0; r < x->n_row; r++) upper[r] = vi_set(0);
-    add_products(l, w, x, false, first, n, upper);
-    add_products(l, w, x, true, first, n, sum);
-    UNROLL for (int r = 0; r < x->n_row; r++) sum[r] = vi_add(vi_shift_up(upper[r], 8), sum[r]);
+/* What the sum over groups first .. first + n of a block begins with: of codes that have an offset,
+ * -offset times the sum of the row's integers, too. */
+ALWAYS VI sum_start(hd_cpu_layout l, bool is_wide, const hd_cpu_xblock *x, int first, int n,
+                    int zero) {
+    VI sum = vi_set(zero);
+    if (l.offset == 0) return sum;
+    const int32_t *minus = is_wide ? x->wide.minus : x->minus;
+    VI less = vi_set(minus[n == 8 ? 2 : first / 4]);
+    if (l.offset < 128) less = vi_shift_down(less, 7 - log2_of[l.offset]);
+    return vi_add(sum, less);
 }
 
-ALWAYS void add_blocks(hd_cpu_layout l, bool is_wide, const W *w, const block_factor *s,
-                       const blocks *rows, V *acc) {
-    bool is_small = is_shifted(l, is_wide), is_split = hd_cpu_has_halves(l.head);
-    VI first[ABREAST], second[ABREAST];
-    dots(l, is_wide, w, rows, 0, is_split ? 4 : 8, is_small ? SUM_START : 0, first);
-    if (is_split) dots(l, is_wide, w, rows, 4, 4, 0, second);
-    UNROLL for (int r = 0; r < rows->n_row; r++) {
-        const hd_cpu_xblock *x = rows->x[r];
-        V d = v_set(is_wide ? x->wide.d : x->d), t = scaled(is_small, first[r], s, 0);
-        if (is_split) t = v_fma(v_float(second[r]), s->s.scale[1], t);
-        acc[r] = v_fma(t, d, acc[r]);
-        if (l.head == HD_CPU_HEAD_K45 || l.head == HD_CPU_HEAD_DM)
-            acc[r] = v_fma(s->s.add[0], v_set(is_wide ? x->wide.sum : x->sum), acc[r]);
-        if (l.head == HD_CPU_HEAD_K2) {
-            const int32_t *minus = is_wide ? x->wide.minus : x->minus;
-            V sum0 = v_float(vi_set(minus[0])), sum1 = v_float(vi_set(minus[1]));
-            acc[r] = v_fma(v_fma(s->s.add[1], sum1, s->s.add[0] * sum0), d, acc[r]);
-        }
+/* acc and a block of a row, of which the sums of products are given: of its halves where they have
+ * scales of their own, else of all of it in `first`. */
+ALWAYS V add_block(hd_cpu_layout l, bool is_wide, VI first, VI second, const block_factor *s,
+                   const hd_cpu_xblock *x, V acc) {
+    V d = v_set(is_wide ? x->wide.d : x->d), t = scaled(is_shifted(l, is_wide), first, s, 0);
+    if (hd_cpu_has_halves(l.head)) t = v_fma(v_float(second), s->s.scale[1], t);
+    acc = v_fma(t, d, acc);
+    if (l.head == HD_CPU_HEAD_K45 || l.head == HD_CPU_HEAD_DM)
+        acc = v_fma(s->s.add[0], v_set(is_wide ? x->wide.sum : x->sum), acc);
+    if (l.head == HD_CPU_HEAD_K2) {
+        const int32_t *minus = is_wide ? x->wide.minus : x->minus;
+        V sum0 = v_float(vi_set(minus[0])), sum1 = v_float(vi_set(minus[1]));
+        acc = v_fma(v_fma(s->s.add[1], sum1, s->s.add[0] * sum0), d, acc);
     }
+    return acc;
 }
 
 ALWAYS block_factor load_factors(hd_cpu_layout l, bool is_wide, const super_scale *super,
@@ -122,85 +83,34 @@ ALWAYS block_factor load_factors(hd_cpu_layout l, bool is_wide, const super_scal
  * nothing and take the time of two loads (Zen 5). */
 #define PREFETCH_AHEAD 8192
 
+/* Lines are asked for in the order in which they lie: of formats with two planes in the order in
+ * which they are read, two thirds of the bandwidth (Zen 3). */
 typedef struct asking {
-    ptrdiff_t ahead, to_next; /* from what is read to what is asked for; where that jumps at */
-    const unsigned char *turn;
+    const unsigned char *at, *turn; /* the next line; the strip's end, or all ones behind it */
+    ptrdiff_t to_next;              /* from that end to what is read after the strip */
 } asking;
 
-ALWAYS void ask(const asking *a, const unsigned char *p, int n_line) {
-    UNROLL for (int i = 0; i < n_line; i++) __builtin_prefetch(p + a->ahead + 64 * i, 0, 3);
+ALWAYS asking ask_strip(enum hd_format f, const hd_cpu_packed_product *p) {
+    const unsigned char *end = p->strip + hd_cpu_strip_bytes(f, p->n_in);
+    return (asking){.at = p->strip + PREFETCH_AHEAD, .turn = end, .to_next = p->next - end};
 }
 
-/* ---- Tiles ---- */
-
-/* Rows row0 .. row0+n_row of the strip's VN outputs from `lane` on; rows past the last are the last
- * one again. n_row is a constant after inlining. */
-ALWAYS void packed_tile(enum hd_format f, bool is_wide, const hd_cpu_packed_product *p, int row0,
-                        int lane, int n_row) {
-    hd_cpu_layout l = hd_cpu_layout_of(f);
-    const unsigned char *x[PACKED_ROWS], *head = p->strip;
-    const unsigned char *end = head + hd_cpu_strip_bytes(f, p->n_in);
-    asking a = {.ahead = PREFETCH_AHEAD, .to_next = p->next - end, .turn = end - PREFETCH_AHEAD};
-    V acc[PACKED_ROWS];
-    UNROLL for (int r = 0; r < n_row; r++) {
-        x[r] = p->x[row0 + r < p->n_row ? row0 + r : p->n_row - 1];
-        acc[r] = v_set(0);
-    }
-    for (int k = 0; k < p->n_in; k += HD_CPU_SUPER) {
-        int left = p->n_in - k, n_sub = (left < HD_CPU_SUPER ? left : HD_CPU_SUPER) / HD_CPU_SUB;
-        const unsigned char *low = head + hd_cpu_head_bytes(l.head, n_sub) + 4 * lane;
-        const unsigned char *high = low + 64 * l.low_bits * n_sub;
-        super_scale super;
-        load_super(l, head, lane, &super);
-        if (head >= a.turn) a.ahead += a.to_next, a.turn = end;
-        ask(&a, head, (int)hd_cpu_head_bytes(l.head, 8) / 64);
-        for (int b = 0; b < n_sub; b++) {
-            W w[8];
-            ask(&a, low, l.low_bits);
-            ask(&a, high, l.high_bits);
-            load_codes(l, low, high, w);
-            block_factor s = load_factors(l, is_wide, &super, head, lane, b);
-            UNROLL for (int r = 0; r < n_row; r += ABREAST) {
-                blocks rows = {.n_row = n_row - r < ABREAST ? n_row - r : ABREAST};
-                UNROLL for (int i = 0; i < rows.n_row; i++) rows.x[i] =
-                    (const hd_cpu_xblock *)(const void *)x[r + i];
-                add_blocks(l, is_wide, w, &s, &rows, acc + r);
-                UNROLL for (int i = 0; i < rows.n_row; i++) x[r + i] += p->x_step;
-            }
-            low += 64 * l.low_bits;
-            high += 64 * l.high_bits;
-        }
-        head = (l.high_bits > 0 ? high : low) - 4 * lane;
-    }
-    UNROLL for (int r = 0; r < n_row; r++) {
-        if (row0 + r < p->n_row) v_store(p->c + (size_t)(row0 + r) * HD_CPU_STRIP + lane, acc[r]);
-    }
+ALWAYS void ask(asking *a, int n_line) {
+    UNROLL for (int i = 0; i < n_line; i++) __builtin_prefetch(a->at + 64 * i, 0, 3);
+    a->at += 64 * n_line;
 }
 
-/* Few instances: seven rows are a tile of eight. */
-ALWAYS void packed_rows(enum hd_format f, bool is_wide, const hd_cpu_packed_product *p) {
-    for (int lane = 0; lane < HD_CPU_STRIP_OUT; lane += VN) {
-        for (int r = 0, n; r < p->n_row; r += n) {
-            int left = p->n_row - r;
-            n = left >= 14 && !is_wide ? 16 : left > 6 ? 8 : left;
-            if (n > PACKED_ROWS) n = PACKED_ROWS;
-            switch (n) {
-#if PACKED_ROWS >= 8
-            case 16: packed_tile(f, is_wide, p, r, lane, 16); break;
-            case 8: packed_tile(f, is_wide, p, r, lane, 8); break;
-            case 6: packed_tile(f, is_wide, p, r, lane, 6); break;
-            case 5: packed_tile(f, is_wide, p, r, lane, 5); break;
+/* The lines of a super-block's head; the others are asked for block by block. */
+ALWAYS void ask_head(asking *a, hd_cpu_layout l) {
+    if (a->at >= a->turn) a->at += a->to_next, a->turn = (const unsigned char *)UINTPTR_MAX;
+    ask(a, (int)hd_cpu_head_bytes(l.head, 8) / 64);
+}
+
+#if VN == 8
+#include "cpu/kernel_pair.h"
+#else
+#include "cpu/kernel_tile.h"
 #endif
-#if PACKED_ROWS >= 4
-            case 4: packed_tile(f, is_wide, p, r, lane, 4); break;
-            case 3: packed_tile(f, is_wide, p, r, lane, 3); break;
-            case 2: packed_tile(f, is_wide, p, r, lane, 2); break;
-#endif
-            default: packed_tile(f, is_wide, p, r, lane, 1); break;
-            }
-        }
-    }
-}
 
 /* ---- Weights as floats, exactly as the format's decoding makes them ---- */
 

@@ -24,7 +24,7 @@ typedef struct rows {
 static void fill(rows *x, const hd_cpu_kernels *k, float *const *from) {
     x->step = hd_cpu_xblock_bytes(x->is_wide);
     for (int r = 0; r < ROW_MAX; r++) {
-        x->block[r] = aligned_alloc(16, (size_t)x->n_in / 32 * x->step);
+        x->block[r] = malloc((size_t)x->n_in / 32 * x->step);
         x->value[r] = malloc(sizeof(double) * (size_t)x->n_in);
         assert_true(x->block[r] != NULL && x->value[r] != NULL);
         k->quantise(from[r], x->n_in, x->is_wide, x->block[r]);
@@ -255,11 +255,68 @@ static void integer_products_do_not_saturate(void **state) {
     }
 }
 
+/* Activation i of a row: of one sign, of both in turn, or such that as 16 bits all but one have the
+ * least lower byte, -128. */
+static float extreme_input(int row, int i) {
+    float least = i == 0 ? 1.0f : 25728.0f / 32512;
+    switch (row % 5) {
+    case 0: return 1;
+    case 1: return -1;
+    case 2: return i % 2 == 0 ? 1 : -1;
+    case 3: return least;
+    default: return i == 0 ? 1.0f : -25472.0f / 32512;
+    }
+}
+
+/* Sets all codes of a strip of 256 inputs, and what they are worth. */
+static void set_codes(matrix *m, int byte) {
+    static float panel[256 * 16];
+    size_t head = hd_cpu_head_bytes(hd_cpu_layout_of(m->f).head, 8);
+    memset(m->image + head, byte, hd_cpu_strip_bytes(m->f, 256) - head);
+    hd_cpu_scalar.packed_unpack(&(hd_cpu_packed_unpack){
+        .format = m->f, .n_in = 256, .strip = m->image, .panel = panel, .ld = 16});
+    for (int o = 0; o < 16; o++)
+        for (int i = 0; i < 256; i++) m->value[o * 256 + i] = (double)panel[i * 16 + o];
+}
+
+/* The same of every format, with a strip's codes all alike: sums of 16 bits hold the largest. */
+static void extreme_codes_do_not_saturate(void **state) {
+    (void)state;
+    static float c[ROW_MAX * HD_CPU_STRIP];
+    const hd_cpu_kernels *k[TEST_ISA_MAX];
+    int n_level = test_kernels(k);
+    float *from[ROW_MAX];
+    for (int r = 0; r < ROW_MAX; r++) {
+        from[r] = test_floats(256, 1);
+        for (int i = 0; i < 256; i++) from[r][i] = extreme_input(r, i % 32);
+    }
+    for (enum hd_format f = 0; f < HD_FORMAT_COUNT; f++) {
+        if (!hd_cpu_is_packed(f)) continue;
+        matrix m = random_matrix(f, 256, 16);
+        const int codes[] = {0xFF, 0x77, 0x00};
+        for (size_t j = 0; j < 2 * HD_COUNT_OF(codes) * (size_t)n_level; j++) {
+            const hd_cpu_kernels *level = k[j / (2 * HD_COUNT_OF(codes))];
+            rows x = {.n_in = 256, .is_wide = j % 2 == 1};
+            set_codes(&m, codes[j / 2 % HD_COUNT_OF(codes)]);
+            fill(&x, level, from);
+            product(level, &m, &x, (part){0, 1, 0, ROW_MAX}, c);
+            check_sums(&m, &x, 0, c);
+            for (int r = 0; r < ROW_MAX; r += 3)
+                product(level, &m, &x, (part){0, 1, r, 3}, c + r * HD_CPU_STRIP);
+            check_sums(&m, &x, 0, c);
+            drop(&x);
+        }
+        drop_matrix(&m);
+    }
+    for (int r = 0; r < ROW_MAX; r++) free(from[r]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(weights_as_floats_are_the_decoding),
         cmocka_unit_test(products_are_exact_sums),
         cmocka_unit_test(integer_products_do_not_saturate),
+        cmocka_unit_test(extreme_codes_do_not_saturate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

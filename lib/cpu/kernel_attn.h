@@ -88,7 +88,8 @@ ALWAYS void strided_tile(const strided_part *s, int row0, int lane0, int n_row, 
 
 ALWAYS void strided_panels(const strided_part *s, int lane0, int n_row, int n_panel) {
     int r = 0, end = s->p->n_row;
-    /* Eight rows are two fours: two rows take as long as four, as each sum waits for itself. */
+    /* At eight lanes eight rows are two fours: two rows take as long as four, as each sum waits for
+     * itself. */
     for (; r + n_row <= end && !(n_row == 6 && end - r == 8); r += n_row)
         strided_tile(s, r, lane0, n_row, n_panel);
 #if STRIDED_ROWS > 8

@@ -11,17 +11,12 @@ static inline VI vi_probe_int8(VI acc, VI x) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
-/* Four bytes of a row in every lane. */
-static inline VI vi_four(const int8_t *x) {
-    int four;
-    __builtin_memcpy(&four, x, sizeof four);
-    return _mm256_set1_epi32(four);
-}
 /* Products of unsigned codes with signed bytes, sums of two, which codes of up to 7 bits keep
  * within 16 bits; and sums of such sums. */
 #define SUMS_OF_16_BITS
 static inline VI vi_pairs(W code, VI four) { return _mm256_maddubs_epi16((__m256i)code, four); }
-/* gcc 12 would make all products of a block before it adds any of them, and keep them in memory. */
+/* gcc 12 would make all products of a block before it adds any of them, and keep them in memory;
+ * here and below. */
 static inline VI vi_add_16(VI a, VI b) {
     VI sum = _mm256_add_epi16(a, b);
     __asm__ volatile("" : "+x"(sum));
@@ -37,7 +32,6 @@ static inline VI vi_add_products(VI acc, VI a, VI b) {
 }
 #define SUM_START 0x4B400000
 #define START_VALUE 0x1.8p23f
-#define PACKED_ROWS 4
 
 #define TILE_ROWS 6
 #define TILE_PANELS 1

@@ -177,5 +177,11 @@ static inline void w_points(W index, W point[2]) {
         point[h] = (first & 0xFFFFu) | second << 16;
     }
 }
+/* Four bytes of a row in every lane. */
+static inline VI vi_four(const int8_t *x) {
+    int four;
+    __builtin_memcpy(&four, x, sizeof four);
+    return _mm256_set1_epi32(four);
+}
 
 #endif

@@ -9,8 +9,7 @@
 static inline VI vi_probe_int8(VI acc, VI x) { return _mm512_dpbusd_epi32(acc, acc, x); }
 
 /* acc + the dot products of four unsigned codes a lane with four signed bytes. */
-static inline VI v_dot(hd_cpu_layout l, VI acc, W code, const int8_t *x) {
-    (void)l;
+static inline VI v_dot(VI acc, W code, const int8_t *x) {
     typedef int four __attribute__((aligned(1), may_alias));
     /* The compilers' intrinsic takes an instruction more to load the bytes (gcc 12). */
     __asm__ volatile("vpdpbusd %2%{1to16%}, %1, %0"

@@ -7,19 +7,12 @@
 #define INT8_EACH 32
 static inline VI vi_probe_int8(VI acc, VI x) { return _mm256_dpbusd_avx_epi32(acc, acc, x); }
 
-/* Four bytes of a row in every lane. */
-static inline VI vi_four(const int8_t *x) {
-    int four;
-    __builtin_memcpy(&four, x, sizeof four);
-    return _mm256_set1_epi32(four);
-}
 /* acc + the dot products of four unsigned codes a lane with four signed bytes. */
 static inline VI vi_dot(VI acc, W code, VI four) {
     return _mm256_dpbusd_avx_epi32(acc, (__m256i)code, four);
 }
 #define SUM_START 0x4B400000
 #define START_VALUE 0x1.8p23f
-#define PACKED_ROWS 4
 
 #define TILE_ROWS 6
 #define TILE_PANELS 1

@@ -1,18 +1,13 @@
 /* Dot products of a block of 32 inputs at the levels with sixteen registers of eight lanes, for
  * both halves of a strip: included by kernel_pair.h. */
 
-enum { PAIR = HD_CPU_STRIP_OUT / VN }; /* vectors of outputs */
-
 /* A block of the strip: its planes or, if not NULL, its codes, taken out of them before. */
 typedef struct planes {
     const unsigned char *low, *high;
-    const W (*code)[PAIR]; /* by group */
+    const W (*code)[VP]; /* by group */
 } planes;
 
-/* Rows whose sums advance side by side. */
-#define ABREAST 4
-
-/* A block of some rows: the bytes that are multiplied. */
+/* The bytes of a block of some rows that are multiplied. */
 typedef struct tile_bytes {
     const int8_t *x[ABREAST];
     int n_row;
@@ -37,11 +32,12 @@ ALWAYS int code_bits(hd_cpu_layout l) {
                                          : l.low_bits + l.high_bits;
 }
 
-/* The same for codes of a byte, whose halves are multiplied apart: of one vector of outputs after
- * the other, since there are twice as many sums. */
+/* sum[r][v] += the products of groups first .. first + n of codes of a byte, whose halves are
+ * multiplied apart: of one vector of outputs after the other, since there are twice as many sums.
+ */
 ALWAYS void add_byte_products(hd_cpu_layout l, const planes *p, const tile_bytes *x, int first,
-                              int n, VI sum[][PAIR]) {
-    UNROLL for (int v = 0; v < PAIR; v++) {
+                              int n, VI sum[][VP]) {
+    UNROLL for (int v = 0; v < VP; v++) {
         VI lower[ABREAST], upper[ABREAST];
         UNROLL for (int g = first; g < first + n; g++) {
             W w = group_codes(l, p, g, v), low = w & 0x0F0F0F0Fu, high = (w >> 4) & 0x0F0F0F0Fu;
@@ -73,17 +69,17 @@ ALWAYS void load_wide(const hd_cpu_xblock *x, wide_block *out) {
 }
 
 ALWAYS void add_wide_products(hd_cpu_layout l, const planes *p, const wide_block *x, int n_row,
-                              int first, int n, VI sum[][PAIR]) {
+                              int first, int n, VI sum[][VP]) {
     UNROLL for (int g = first; g < first + n; g++) {
-        W even[PAIR], odd[PAIR];
-        UNROLL for (int v = 0; v < PAIR; v++) {
+        W even[VP], odd[VP];
+        UNROLL for (int v = 0; v < VP; v++) {
             W w = group_codes(l, p, g, v);
             even[v] = w & 0x00FF00FFu, odd[v] = (w >> 8) & 0x00FF00FFu;
         }
         UNROLL for (int r = 0; r < n_row; r++) {
             VI x0 = vi_four((const int8_t *)(x[r].even + 2 * g));
             VI x1 = vi_four((const int8_t *)(x[r].odd + 2 * g));
-            UNROLL for (int v = 0; v < PAIR; v++) sum[r][v] =
+            UNROLL for (int v = 0; v < VP; v++) sum[r][v] =
                 vi_add_products(vi_add_products(sum[r][v], (VI)even[v], x0), (VI)odd[v], x1);
         }
     }
@@ -92,21 +88,21 @@ ALWAYS void add_wide_products(hd_cpu_layout l, const planes *p, const wide_block
 
 /* sum[r][v] += the products of groups first .. first + n. */
 ALWAYS void add_products(hd_cpu_layout l, const planes *p, const tile_bytes *x, int first, int n,
-                         VI sum[][PAIR]) {
+                         VI sum[][VP]) {
 #ifdef SUMS_OF_16_BITS
     if (code_bits(l) == 8) {
         add_byte_products(l, p, x, first, n, sum);
         return;
     }
     int each = groups_within(code_bits(l)) < n ? groups_within(code_bits(l)) : n;
-    VI pairs[ABREAST][PAIR];
+    VI pairs[ABREAST][VP];
 #endif
     UNROLL for (int g = first; g < first + n; g++) {
-        W w[PAIR];
-        UNROLL for (int v = 0; v < PAIR; v++) w[v] = group_codes(l, p, g, v);
+        W w[VP];
+        UNROLL for (int v = 0; v < VP; v++) w[v] = group_codes(l, p, g, v);
         UNROLL for (int r = 0; r < x->n_row; r++) {
             VI four = vi_four(x->x[r] + 4 * g);
-            UNROLL for (int v = 0; v < PAIR; v++) {
+            UNROLL for (int v = 0; v < VP; v++) {
 #ifdef SUMS_OF_16_BITS
                 VI both = vi_pairs(w[v], four);
                 pairs[r][v] = g % each == 0 ? both : vi_add_16(pairs[r][v], both);
@@ -120,12 +116,6 @@ ALWAYS void add_products(hd_cpu_layout l, const planes *p, const tile_bytes *x, 
     }
 }
 
-/* A block of some rows. */
-typedef struct blocks {
-    const hd_cpu_xblock *x[ABREAST];
-    int n_row;
-} blocks;
-
 ALWAYS void next_blocks(blocks *b, size_t step) {
     UNROLL for (int r = 0; r < b->n_row; r++) b->x[r] =
         (const hd_cpu_xblock *)(const void *)((const char *)b->x[r] + step);
@@ -134,12 +124,12 @@ ALWAYS void next_blocks(blocks *b, size_t step) {
 /* The sums over groups first .. first+n of a block, of one half of it or of both, and `zero`;
  * exact. */
 ALWAYS void dots(hd_cpu_layout l, bool is_wide, const planes *p, const blocks *x, int first, int n,
-                 int zero, VI sum[][PAIR]) {
+                 int zero, VI sum[][VP]) {
     tile_bytes q = {.n_row = x->n_row};
     UNROLL for (int r = 0; r < x->n_row; r++) {
         q.x[r] = x->x[r]->q;
         VI start = sum_start(l, is_wide, x->x[r], first, n, zero);
-        UNROLL for (int v = 0; v < PAIR; v++) sum[r][v] = start;
+        UNROLL for (int v = 0; v < VP; v++) sum[r][v] = start;
     }
     if (!is_wide) {
         add_products(l, p, &q, first, n, sum);
@@ -150,28 +140,28 @@ ALWAYS void dots(hd_cpu_layout l, bool is_wide, const planes *p, const blocks *x
     UNROLL for (int r = 0; r < x->n_row; r++) load_wide(x->x[r], &wide[r]);
     add_wide_products(l, p, wide, x->n_row, first, n, sum);
 #else
-    VI upper[ABREAST][PAIR];
+    VI upper[ABREAST][VP];
     UNROLL for (int r = 0; r < x->n_row; r++) {
-        UNROLL for (int v = 0; v < PAIR; v++) upper[r][v] = vi_set(0);
+        UNROLL for (int v = 0; v < VP; v++) upper[r][v] = vi_set(0);
     }
     add_products(l, p, &q, first, n, upper);
     UNROLL for (int r = 0; r < x->n_row; r++) q.x[r] = x->x[r]->wide.lower;
     add_products(l, p, &q, first, n, sum);
     UNROLL for (int r = 0; r < x->n_row; r++) {
-        UNROLL for (int v = 0; v < PAIR; v++) sum[r][v] =
+        UNROLL for (int v = 0; v < VP; v++) sum[r][v] =
             vi_add(vi_shift_up(upper[r][v], 8), sum[r][v]);
     }
 #endif
 }
 
 ALWAYS void add_blocks(hd_cpu_layout l, bool is_wide, const planes *p, const block_factor *s,
-                       const blocks *rows, V acc[][PAIR]) {
+                       const blocks *rows, V acc[][VP]) {
     bool is_split = hd_cpu_has_halves(l.head);
-    VI first[ABREAST][PAIR], second[ABREAST][PAIR];
+    VI first[ABREAST][VP], second[ABREAST][VP];
     dots(l, is_wide, p, rows, 0, is_split ? 4 : 8, first_start(l, is_wide), first);
     if (is_split) dots(l, is_wide, p, rows, 4, 4, 0, second);
     UNROLL for (int r = 0; r < rows->n_row; r++) {
-        UNROLL for (int v = 0; v < PAIR; v++) acc[r][v] =
-            add_block(l, is_wide, first[r][v], second[r][v], &s[v], rows->x[r], acc[r][v]);
+        UNROLL for (int v = 0; v < VP; v++) acc[r][v] =
+            add_block(l, is_wide, first[r][v], &second[r][v], &s[v], rows->x[r], acc[r][v]);
     }
 }

@@ -15,10 +15,10 @@
 typedef struct pair_tile {
     const hd_cpu_packed_product *p;
     int row0, n_row, n_sub;
-    size_t at;          /* from a row's first block to the super-block's */
-    W code[8][8][PAIR]; /* by block and group */
-    block_factor s[8][PAIR];
-    V acc[MANY_ROWS][PAIR];
+    size_t at;        /* from a row's first block to the super-block's */
+    W code[8][8][VP]; /* by block and group */
+    block_factor s[8][VP];
+    V acc[MANY_ROWS][VP];
 } pair_tile;
 
 /* A strip's super-block. */
@@ -26,7 +26,7 @@ typedef struct super_block {
     const unsigned char *head;
     planes at; /* its next block */
     int n_sub;
-    super_scale scale[PAIR];
+    super_scale scale[VP];
 } super_block;
 
 /* The super-block at `head` with n_left inputs left in its strip. */
@@ -34,9 +34,9 @@ ALWAYS void open_super(hd_cpu_layout l, const unsigned char *head, int n_left, a
                        super_block *s) {
     s->head = head;
     s->n_sub = (n_left < HD_CPU_SUPER ? n_left : HD_CPU_SUPER) / HD_CPU_SUB;
-    s->at.low = head + hd_cpu_head_bytes(l.head, s->n_sub);
-    s->at.high = s->at.low + 64 * l.low_bits * s->n_sub;
-    UNROLL for (int v = 0; v < PAIR; v++) load_super(l, head, v * VN, &s->scale[v]);
+    const unsigned char *low = head + hd_cpu_head_bytes(l.head, s->n_sub);
+    s->at = (planes){.low = low, .high = low + 64 * l.low_bits * s->n_sub};
+    UNROLL for (int v = 0; v < VP; v++) load_super(l, head, v * VN, &s->scale[v]);
     ask_head(a, l);
 }
 
@@ -52,24 +52,24 @@ ALWAYS const unsigned char *end_of(hd_cpu_layout l, const super_block *s) {
 
 /* Scales of block b, and asks for memory. */
 ALWAYS void open_block(hd_cpu_layout l, bool is_wide, const super_block *s, int b, asking *a,
-                       block_factor out[PAIR]) {
+                       block_factor out[VP]) {
     ask(a, l.low_bits + l.high_bits);
-    UNROLL for (int v = 0; v < PAIR; v++) out[v] =
+    UNROLL for (int v = 0; v < VP; v++) out[v] =
         load_factors(l, is_wide, &s->scale[v], s->head, v * VN, b);
 }
 
 /* Takes a block apart. */
-ALWAYS void keep_codes(hd_cpu_layout l, const planes *p, W code[][PAIR]) {
-    UNROLL for (int v = 0; v < PAIR; v++) {
+ALWAYS void keep_codes(hd_cpu_layout l, const planes *p, W code[][VP]) {
+    UNROLL for (int v = 0; v < VP; v++) {
         W w[8];
         load_codes(l, p->low + (int)sizeof(W) * v, p->high + (int)sizeof(W) * v, w);
         UNROLL for (int g = 0; g < 8; g++) code[g][v] = w[g];
     }
 }
 
-ALWAYS void store_row(const hd_cpu_packed_product *p, int r, const V acc[PAIR]) {
+ALWAYS void store_row(const hd_cpu_packed_product *p, int r, const V acc[VP]) {
     float *c = p->c + (size_t)r * HD_CPU_STRIP;
-    UNROLL for (int v = 0; v < PAIR; v++) v_store(c + v * VN, acc[v]);
+    UNROLL for (int v = 0; v < VP; v++) v_store(c + v * VN, acc[v]);
 }
 
 /* Few rows, which meet codes as they come out of their planes. n_row is a constant after inlining.
@@ -80,22 +80,22 @@ ALWAYS void few_rows(enum hd_format f, bool is_wide, const hd_cpu_packed_product
     const unsigned char *head = p->strip;
     asking a = ask_strip(f, p);
     blocks rows = {.n_row = n_row};
-    V acc[ABREAST][PAIR];
+    V acc[ABREAST][VP];
     UNROLL for (int r = 0; r < n_row; r++) {
         rows.x[r] = (const hd_cpu_xblock *)(const void *)p->x[row0 + r];
-        UNROLL for (int v = 0; v < PAIR; v++) acc[r][v] = v_set(0);
+        UNROLL for (int v = 0; v < VP; v++) acc[r][v] = v_set(0);
     }
     for (int k = 0; k < p->n_in; k += HD_CPU_SUPER) {
         super_block s;
         open_super(l, head, p->n_in - k, &a, &s);
         for (int b = 0; b < s.n_sub; b++, next_block(l, &s)) {
-            block_factor factor[PAIR];
-            W code[8][PAIR];
+            block_factor factor[VP];
+            W code[8][VP];
             open_block(l, is_wide, &s, b, &a, factor);
-            planes at = {.low = s.at.low, .high = s.at.high};
+            planes at = s.at;
             if (l.table == HD_CPU_TABLE_IQ2) {
                 keep_codes(l, &at, code);
-                at.code = (const W(*)[PAIR])code;
+                at.code = (const W(*)[VP])code;
             }
             add_blocks(l, is_wide, &at, factor, &rows, acc);
             next_blocks(&rows, p->x_step);
@@ -108,18 +108,18 @@ ALWAYS void few_rows(enum hd_format f, bool is_wide, const hd_cpu_packed_product
 /* The super-block of rows row .. row + n of the tile; n is a constant after inlining. */
 ALWAYS void add_super(hd_cpu_layout l, bool is_wide, pair_tile *t, int row, int n) {
     blocks rows = {.n_row = n};
-    V acc[ABREAST][PAIR];
+    V acc[ABREAST][VP];
     UNROLL for (int r = 0; r < n; r++) {
         rows.x[r] = (const hd_cpu_xblock *)(const void *)(t->p->x[t->row0 + row + r] + t->at);
-        UNROLL for (int v = 0; v < PAIR; v++) acc[r][v] = t->acc[row + r][v];
+        UNROLL for (int v = 0; v < VP; v++) acc[r][v] = t->acc[row + r][v];
     }
     for (int b = 0; b < t->n_sub; b++) {
-        planes of = {.code = (const W(*)[PAIR])t->code[b]};
+        planes of = {.code = (const W(*)[VP])t->code[b]};
         add_blocks(l, is_wide, &of, t->s[b], &rows, acc);
         next_blocks(&rows, t->p->x_step);
     }
     UNROLL for (int r = 0; r < n; r++) {
-        UNROLL for (int v = 0; v < PAIR; v++) t->acc[row + r][v] = acc[r][v];
+        UNROLL for (int v = 0; v < VP; v++) t->acc[row + r][v] = acc[r][v];
     }
 }
 
@@ -130,7 +130,7 @@ ALWAYS void many_rows(enum hd_format f, bool is_wide, pair_tile *t) {
     const unsigned char *head = p->strip;
     asking a = ask_strip(f, p);
     for (int r = 0; r < t->n_row; r++) {
-        UNROLL for (int v = 0; v < PAIR; v++) t->acc[r][v] = v_set(0);
+        UNROLL for (int v = 0; v < VP; v++) t->acc[r][v] = v_set(0);
     }
     for (int k = 0; k < p->n_in; k += HD_CPU_SUPER) {
         super_block s;

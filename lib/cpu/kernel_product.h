@@ -1,8 +1,8 @@
 /* The kernels of one instruction-set level, written once over a handful of vector primitives.
  *
- * Included by the levels after they have defined V (VN
- * float lanes), VI, the v_* primitives and the tile sizes that their register file can hold.
- * Everything is static; the table at the end is the only symbol. Sums over a row use 16 partial
+ * Included by the levels after they have defined V (VN float lanes), VI, the v_* primitives and the
+ * tile sizes that their register file can hold. Everything is static; the table in kernel_rows.h is
+ * the only symbol. Sums over a row use 16 partial
  * sums at every level, whatever VN is.
  */
 

@@ -2,11 +2,11 @@
  * primitives, as kernel_product.h.
  *
  * A tile is a strip of outputs and some rows. For each 32 inputs the codes of the strip are taken
- * out of their planes into eight vectors, which stay in registers for all rows of the tile; the dot
- * product of a row's 8-bit integers with them is exact, so that levels agree; then
- *   acc = fma(dot * scale of weights, scale of row, acc)
- * with blocks ascending, and the same for the minimums of formats that have them and the row's
- * sums. No sum depends on which rows share a tile. */
+ * out of their planes for all rows of the tile (kernel_tile.h; kernel_pair.h at eight lanes); the
+ * dot product of a row's 8-bit integers with them is exact, so that levels agree; then acc =
+ * fma(dot * scale of weights, scale of row, acc) with blocks ascending, and the same for the
+ * minimums of formats that have them and the row's sums. No sum depends on which rows share a tile.
+ */
 
 #include "cpu/kernel_codes.h"
 
@@ -16,7 +16,7 @@ static const int log2_of[129] = {[4] = 2, [8] = 3, [16] = 4, [32] = 5, [64] = 6,
  * has no rounding. */
 typedef struct block_factor {
     block_scale s;
-    V shift[2];
+    V shift;
 } block_factor;
 
 /* Where a sum is small enough it begins at SUM_START, so that its bits are those of the float
@@ -26,9 +26,9 @@ ALWAYS bool is_shifted(hd_cpu_layout l, bool is_wide) {
 }
 
 /* round(sum * scale) */
-ALWAYS V scaled(bool is_small, VI sum, const block_factor *s, int i) {
-    if (is_small) return v_fma((V)sum, s->s.scale[i], s->shift[i]);
-    return v_float(sum) * s->s.scale[i];
+ALWAYS V scaled(bool is_small, VI sum, const block_factor *s) {
+    if (is_small) return v_fma((V)sum, s->s.scale[0], s->shift);
+    return v_float(sum) * s->s.scale[0];
 }
 
 /* Where the first sums of a block begin. */
@@ -50,10 +50,10 @@ ALWAYS VI sum_start(hd_cpu_layout l, bool is_wide, const hd_cpu_xblock *x, int f
 
 /* acc and a block of a row, of which the sums of products are given: of its halves where they have
  * scales of their own, else of all of it in `first`. */
-ALWAYS V add_block(hd_cpu_layout l, bool is_wide, VI first, VI second, const block_factor *s,
+ALWAYS V add_block(hd_cpu_layout l, bool is_wide, VI first, const VI *second, const block_factor *s,
                    const hd_cpu_xblock *x, V acc) {
-    V d = v_set(is_wide ? x->wide.d : x->d), t = scaled(is_shifted(l, is_wide), first, s, 0);
-    if (hd_cpu_has_halves(l.head)) t = v_fma(v_float(second), s->s.scale[1], t);
+    V d = v_set(is_wide ? x->wide.d : x->d), t = scaled(is_shifted(l, is_wide), first, s);
+    if (hd_cpu_has_halves(l.head)) t = v_fma(v_float(*second), s->s.scale[1], t);
     acc = v_fma(t, d, acc);
     if (l.head == HD_CPU_HEAD_K45 || l.head == HD_CPU_HEAD_DM)
         acc = v_fma(s->s.add[0], v_set(is_wide ? x->wide.sum : x->sum), acc);
@@ -68,10 +68,10 @@ ALWAYS V add_block(hd_cpu_layout l, bool is_wide, VI first, VI second, const blo
 ALWAYS block_factor load_factors(hd_cpu_layout l, bool is_wide, const super_scale *super,
                                  const unsigned char *head, int lane, int b) {
     block_factor s = {.s = load_scales(l, super, head, lane, b)};
-    UNROLL for (int i = 0; i < 2; i++) {
-        if (is_shifted(l, is_wide)) s.shift[i] = v_set(-START_VALUE) * s.s.scale[i];
-        /* Sums of 16 are kept times -128. */
-        if (l.head == HD_CPU_HEAD_K2) s.s.add[i] = v_set(-0x1p-7f) * s.s.add[i];
+    if (is_shifted(l, is_wide)) s.shift = v_set(-START_VALUE) * s.s.scale[0];
+    /* Sums of 16 are kept times -128. */
+    if (l.head == HD_CPU_HEAD_K2) {
+        UNROLL for (int i = 0; i < 2; i++) s.s.add[i] = v_set(-0x1p-7f) * s.s.add[i];
     }
     return s;
 }
@@ -83,8 +83,9 @@ ALWAYS block_factor load_factors(hd_cpu_layout l, bool is_wide, const super_scal
  * nothing and take the time of two loads (Zen 5). */
 #define PREFETCH_AHEAD 8192
 
-/* Lines are asked for in the order in which they lie: of formats with two planes in the order in
- * which they are read, two thirds of the bandwidth (Zen 3). */
+/* Lines are asked for in the order in which they lie. In the order in which they are read, those of
+ * formats with two planes came at two thirds of the bandwidth (Zen 3). The end of a strip is looked
+ * for once a super-block. */
 typedef struct asking {
     const unsigned char *at, *turn; /* the next line; the strip's end, or all ones behind it */
     ptrdiff_t to_next;              /* from that end to what is read after the strip */
@@ -105,6 +106,15 @@ ALWAYS void ask_head(asking *a, hd_cpu_layout l) {
     if (a->at >= a->turn) a->at += a->to_next, a->turn = (const unsigned char *)UINTPTR_MAX;
     ask(a, (int)hd_cpu_head_bytes(l.head, 8) / 64);
 }
+
+/* Rows whose sums advance side by side: a sum's next product waits for the one before. */
+#define ABREAST 4
+
+/* A block of some rows. */
+typedef struct blocks {
+    const hd_cpu_xblock *x[ABREAST];
+    int n_row;
+} blocks;
 
 #if VN == 8
 #include "cpu/kernel_pair.h"

@@ -169,8 +169,7 @@ static inline void w_points(W index, W point[2]) {
                           (uint32_t)hd_cpu_iq2_points[index[i] >> (8 * h + 16) & 255] << 16;
 }
 /* acc + the dot products of four unsigned codes a lane with four signed bytes. */
-static inline VI v_dot(hd_cpu_layout l, VI acc, W code, const int8_t *x) {
-    (void)l;
+static inline VI v_dot(VI acc, W code, const int8_t *x) {
     for (int i = 0; i < 4; i++) acc += (VI)(code >> (8 * i) & 255) * (int32_t)x[i];
     return acc;
 }

@@ -15,7 +15,7 @@ ALWAYS V word_input(enum hd_format f, const unsigned char *word, int i) {
     return (V)((i < 2 ? (W)two << 16 : (W)two) & 0x87F00000u);
 }
 
-/* Of an input; other formats have no scales. */
+/* An input times its scale, which only FP8 has. */
 ALWAYS V fp8_times(enum hd_format f, V x, V by, bool is_large) {
     if (f != HD_F8_B128) return x;
     return is_large ? x * v_set(0x1p120f) * by : x * by;
@@ -23,9 +23,9 @@ ALWAYS V fp8_times(enum hd_format f, V x, V by, bool is_large) {
 
 #define FP8_BLOCK (33 * 64) /* scales of 16 outputs and 128 codes of each */
 
-/* Scales take in the factor 2^120, if it does not make one of them infinite: products with codes
- * are rounded once either way. Else they are large. */
-ALWAYS bool take_scales(V *by, int n_v) {
+/* Whether scales are too large to take in the factor 2^120, which would make one of them infinite;
+ * else they do. Products with codes are rounded once either way. */
+ALWAYS bool are_large(V *by, int n_v) {
     V most = v_abs(by[0]);
     UNROLL for (int v = 1; v < n_v; v++) most = v_max_bits(most, v_abs(by[v]));
     if (!(v_largest_bits(most) < 0x1p7f)) return true;
@@ -59,7 +59,7 @@ ALWAYS void unpack_lanes(enum hd_format f, const hd_cpu_unpack *u, const unsigne
     const unsigned char *word = strip + (size_t)u->k0 / 128 * FP8_BLOCK;
     for (int k = 0; k < u->n_k; k += 128, word += FP8_BLOCK, panel += 128 * u->ld) {
         V by = v_decode_f32(word);
-        if (take_scales(&by, 1))
+        if (are_large(&by, 1))
             unpack_words(f, u, word + 64, panel, by, true);
         else
             unpack_words(f, u, word + 64, panel, by, false);
@@ -86,10 +86,12 @@ static void unpack(const hd_cpu_unpack *u) {
 
 /* ---- Products ---- */
 
-/* Strips whose sums go on side by side, as one sum alone would wait for itself: eight lanes come
- * with half of the registers, which few rows do not fill with one strip. */
+/* Strips whose sums go on side by side, as one sum alone would wait for itself: fewer lanes come
+ * with half of the registers, which at eight lanes few rows do not fill with one strip. */
 #define STREAM_STRIPS 4
-ALWAYS int stream_strips(int n_row) { return VN == 8 ? n_row < 3 ? 2 : 1 : STREAM_STRIPS; }
+ALWAYS int stream_strips(int n_row) {
+    return VN == 16 ? STREAM_STRIPS : VN == 8 && n_row < 3 ? 2 : 1;
+}
 
 /* Words that a strip is asked for ahead of its reading; of FP8 a block. */
 #define STREAM_AHEAD 32
@@ -153,7 +155,7 @@ ALWAYS void stream_tile(enum hd_format f, const hd_cpu_stream *s, int first, int
             end = t.k + 128;
             UNROLL for (int v = 0; v < n_v; v++) t.by[v] = v_decode_f32(stream_vector(f, &t, v));
             stream_on(&t, n_strip);
-            if (take_scales(t.by, n_v))
+            if (are_large(t.by, n_v))
                 while (t.k < end) stream_word(f, &t, 4, n_strip, n_row, true);
         }
         while (t.k + per <= end) stream_word(f, &t, per, n_strip, n_row, false);
@@ -169,8 +171,7 @@ ALWAYS void stream_tile(enum hd_format f, const hd_cpu_stream *s, int first, int
 ALWAYS void stream_rows(enum hd_format f, const hd_cpu_stream *s, int row0, int n_row) {
     int n = stream_strips(n_row), i = 0;
     for (; i + n <= s->n_strip; i += n) stream_tile(f, s, i, n, row0, n_row);
-    if (n == 1) return;
-    for (; i < s->n_strip; i++) stream_tile(f, s, i, 1, row0, n_row);
+    for (; n > 1 && i < s->n_strip; i++) stream_tile(f, s, i, 1, row0, n_row);
 }
 
 ALWAYS void stream_as(enum hd_format f, const hd_cpu_stream *s) {

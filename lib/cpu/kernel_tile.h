@@ -1,18 +1,11 @@
 /* Tiles of the levels that hold a block's codes in registers: included by kernel_repacked.h. */
 
-/* Rows whose sums advance side by side: a sum's next product waits for the one before. */
-#define ABREAST 4
-
-/* A block of some rows. */
-typedef struct blocks {
-    const hd_cpu_xblock *x[ABREAST];
-    int n_row;
-} blocks;
-
 ALWAYS void add_products(hd_cpu_layout l, const W *w, const blocks *x, bool is_lower, int first,
                          int n, VI *sum) {
 #ifdef SPREADS
     VI sixteen[ABREAST];
+#else
+    (void)l;
 #endif
     UNROLL for (int g = first; g < first + n; g++) {
         UNROLL for (int r = 0; r < x->n_row; r++) {
@@ -24,7 +17,7 @@ ALWAYS void add_products(hd_cpu_layout l, const W *w, const blocks *x, bool is_l
                 continue;
             }
 #endif
-            sum[r] = v_dot(l, sum[r], w[g], q + 4 * g);
+            sum[r] = v_dot(sum[r], w[g], q + 4 * g);
         }
     }
 }
@@ -53,7 +46,7 @@ ALWAYS void add_blocks(hd_cpu_layout l, bool is_wide, const W *w, const block_fa
     dots(l, is_wide, w, rows, 0, is_split ? 4 : 8, first_start(l, is_wide), first);
     if (is_split) dots(l, is_wide, w, rows, 4, 4, 0, second);
     UNROLL for (int r = 0; r < rows->n_row; r++) acc[r] =
-        add_block(l, is_wide, first[r], second[r], s, rows->x[r], acc[r]);
+        add_block(l, is_wide, first[r], &second[r], s, rows->x[r], acc[r]);
 }
 
 /* ---- Tiles ---- */
@@ -107,13 +100,11 @@ ALWAYS void packed_rows(enum hd_format f, bool is_wide, const hd_cpu_packed_prod
             n = left >= 14 && !is_wide ? 16 : left > 6 ? 8 : left;
             if (n > PACKED_ROWS) n = PACKED_ROWS;
             switch (n) {
-#if PACKED_ROWS >= 8
+#if PACKED_ROWS > 1
             case 16: packed_tile(f, is_wide, p, r, lane, 16); break;
             case 8: packed_tile(f, is_wide, p, r, lane, 8); break;
             case 6: packed_tile(f, is_wide, p, r, lane, 6); break;
             case 5: packed_tile(f, is_wide, p, r, lane, 5); break;
-#endif
-#if PACKED_ROWS >= 4
             case 4: packed_tile(f, is_wide, p, r, lane, 4); break;
             case 3: packed_tile(f, is_wide, p, r, lane, 3); break;
             case 2: packed_tile(f, is_wide, p, r, lane, 2); break;

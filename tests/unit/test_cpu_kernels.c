@@ -386,7 +386,7 @@ static void cache_groups_are_the_reference(void **state) {
 /* Strips of floats: panels are what the format decodes to, sums without one are those of the
  * panels, bit for bit, and an FP8 code that is no number makes none of its output. */
 static void check_streams(const hd_cpu_kernels *k, enum hd_format f, int n_in) {
-    enum { n_out = 48, n_row = 13, n_in_most = 384, n_strip = n_out / 16 };
+    enum { n_out = 64, n_row = 13, n_in_most = 384, n_strip_most = n_out / 16 };
     _Alignas(64) static float panel[n_in_most * n_out], c[2][n_row][n_out];
     _Alignas(64) static unsigned char strips[n_in_most * n_out * sizeof(float)];
     float value[n_in_most];
@@ -397,16 +397,21 @@ static void check_streams(const hd_cpu_kernels *k, enum hd_format f, int n_in) {
     assert_non_null(bytes);
     memcpy(bytes, w->mat[0], row_bytes * n_out);
     if (f == HD_F8_B128) {
-        float large = 0x1.8p8f;
+        /* Scales about the largest that takes in the factor of codes, and the least. */
+        const float scale[] = {0x1.8p8f, 0x1p7f, 0x1.fffffep6f, -0x1.8p9f, 0x1p-140f, 0};
+        for (size_t i = 0; i < HD_COUNT_OF(scale); i++)
+            memcpy(bytes + (20 + 7 * i) * row_bytes + 132 * (i % 3), &scale[i], sizeof scale[i]);
         bytes[17 * row_bytes + 132 + 4 + 77] = 0xFF;
-        memcpy(bytes + 20 * row_bytes + 264, &large, sizeof large);
+        for (int i = 0; i < 256; i++) /* all codes that are numbers */
+            bytes[18 * row_bytes + 132 * (size_t)(i / 128) + 4 + (size_t)(i % 128)] =
+                (unsigned char)(i % 128 == 127 ? 0 : i);
     }
     assert_true(hd_cpu_packed_bytes(f, n_in, n_out) <= sizeof strips);
     hd_cpu_pack(f, n_in, n_out, bytes, strips);
     for (int k0 = 0; k0 < n_in; k0 += 128)
         k->unpack(&(hd_cpu_unpack){.format = f,
                                    .n_in = n_in,
-                                   .n_strip = n_strip,
+                                   .n_strip = n_strip_most,
                                    .k0 = k0,
                                    .n_k = n_in - k0 < 128 ? n_in - k0 : 128,
                                    .strip = strips,
@@ -422,7 +427,8 @@ static void check_streams(const hd_cpu_kernels *k, enum hd_format f, int n_in) {
     float *to[2][n_row];
     for (int r = 0; r < n_row; r++)
         a[r] = x + (size_t)r * (size_t)n_in, to[0][r] = c[0][r], to[1][r] = c[1][r];
-    for (int n = 1; n <= n_row; n++) {
+    for (int i = 0; i < n_row * n_strip_most; i++) {
+        int n = 1 + i / n_strip_most, n_strip = 1 + i % n_strip_most;
         k->product(&(hd_cpu_product){.n_row = n,
                                      .n_k = n_in,
                                      .n_lane = n_out,
@@ -440,8 +446,9 @@ static void check_streams(const hd_cpu_kernels *k, enum hd_format f, int n_in) {
                                    .a = a,
                                    .c = to[1]});
         for (int r = 0; r < n; r++)
-            for (int o = 0; o < n_out; o++)
+            for (int o = 0; o < 16 * n_strip; o++)
                 same_float(c[1][r][o], c[0][r][o], (uint32_t)o, hd_format_get(f)->name);
+        if (n_strip == 1) continue;
         assert_true(isnan(c[1][n - 1][17]) == (f == HD_F8_B128) && !isnan(c[1][n - 1][16]));
     }
     test_weight_free(w);

@@ -7,7 +7,8 @@
 #define LINE_BYTES 64
 
 /* Every tile asks for its share, not only those of the first rows or queries: at eight lanes there
- * are more tiles, which give memory more time (1.2 times the speed of 8 heads, Zen 3). */
+ * are more tiles, which give memory more time (8 heads of 16 sequences are 1.1 times as fast, Zen
+ * 3). */
 #define ALL_ASK (VN == 8)
 
 /* What is asked for step by step. */

@@ -2,9 +2,7 @@
  *
  * Included by the levels after they have defined V (VN float lanes), VI, the v_* primitives and the
  * tile sizes that their register file can hold. Everything is static; the table in kernel_rows.h is
- * the only symbol. Sums over a row use 16 partial
- * sums at every level, whatever VN is.
- */
+ * the only symbol. Sums over a row use 16 partial sums at every level, whatever VN is. */
 
 #include "cpu/kernel_codes.h"
 

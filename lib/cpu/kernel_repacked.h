@@ -3,10 +3,9 @@
  *
  * A tile is a strip of outputs and some rows. For each 32 inputs the codes of the strip are taken
  * out of their planes for all rows of the tile (kernel_tile.h; kernel_pair.h at eight lanes); the
- * dot product of a row's 8-bit integers with them is exact, so that levels agree; then acc =
- * fma(dot * scale of weights, scale of row, acc) with blocks ascending, and the same for the
- * minimums of formats that have them and the row's sums. No sum depends on which rows share a tile.
- */
+ * dot product of a row's 8-bit integers with them is exact, so that levels agree. Blocks ascending,
+ * acc = fma(dot * scale of weights, scale of row, acc), and the same for the minimums of formats
+ * that have them and the row's sums. No sum depends on which rows share a tile. */
 
 #include "cpu/kernel_codes.h"
 

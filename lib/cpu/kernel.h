@@ -91,12 +91,13 @@ static inline size_t hd_cpu_xblock_bytes(bool is_wide) {
 typedef struct hd_cpu_packed_product {
     enum hd_format format;
     bool is_wide;
-    int n_row, n_in, n_strip;      /* n_strip: 1 to 4 */
+    int n_row, n_in, n_strip;      /* more than 8 rows: at most 4 strips */
     const unsigned char *strip;    /* the first; the others follow it */
     const unsigned char *next;     /* what is read after them: it is asked for on the way */
     const unsigned char *const *x; /* [n_row] first blocks of rows */
     size_t x_step;                 /* bytes from a row's block to its next */
-    float *c;                      /* [n_row, HD_CPU_STRIP], 16 of each row for a strip */
+    float *c;                      /* [n_row, ldc], 16 of each row for a strip */
+    size_t ldc;                    /* more than 8 rows: HD_CPU_STRIP */
 } hd_cpu_packed_product;
 
 /* panel[k * ld + o] = weight k of output o of a strip of quantised weights. */

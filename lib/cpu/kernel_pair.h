@@ -68,7 +68,7 @@ ALWAYS void keep_codes(hd_cpu_layout l, const planes *p, W code[][VP]) {
 }
 
 ALWAYS void store_row(const hd_cpu_packed_product *p, int r, const V acc[VP]) {
-    float *c = p->c + (size_t)r * HD_CPU_STRIP;
+    float *c = p->c + (size_t)r * p->ldc;
     UNROLL for (int v = 0; v < VP; v++) v_store(c + v * VN, acc[v]);
 }
 
@@ -78,7 +78,7 @@ ALWAYS void few_rows(enum hd_format f, bool is_wide, const hd_cpu_packed_product
                      int n_row) {
     hd_cpu_layout l = hd_cpu_layout_of(f);
     const unsigned char *head = p->strip;
-    asking a = ask_strip(f, p);
+    asking a = ask_strip(f, p, n_row);
     blocks rows = {.n_row = n_row};
     V acc[ABREAST][VP];
     UNROLL for (int r = 0; r < n_row; r++) {
@@ -128,7 +128,7 @@ ALWAYS void many_rows(enum hd_format f, bool is_wide, pair_tile *t) {
     const hd_cpu_packed_product *p = t->p;
     hd_cpu_layout l = hd_cpu_layout_of(f);
     const unsigned char *head = p->strip;
-    asking a = ask_strip(f, p);
+    asking a = ask_strip(f, p, MANY_ROWS);
     for (int r = 0; r < t->n_row; r++) {
         UNROLL for (int v = 0; v < VP; v++) t->acc[r][v] = v_set(0);
     }

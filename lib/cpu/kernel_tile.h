@@ -57,7 +57,7 @@ ALWAYS void packed_tile(enum hd_format f, bool is_wide, const hd_cpu_packed_prod
                         int lane, int n_row) {
     hd_cpu_layout l = hd_cpu_layout_of(f);
     const unsigned char *x[PACKED_ROWS], *head = p->strip;
-    asking a = ask_strip(f, p);
+    asking a = ask_strip(f, p, n_row);
     V acc[PACKED_ROWS];
     UNROLL for (int r = 0; r < n_row; r++) {
         x[r] = p->x[row0 + r < p->n_row ? row0 + r : p->n_row - 1];
@@ -88,7 +88,7 @@ ALWAYS void packed_tile(enum hd_format f, bool is_wide, const hd_cpu_packed_prod
         head = (l.high_bits > 0 ? high : low) - 4 * lane;
     }
     UNROLL for (int r = 0; r < n_row; r++) {
-        if (row0 + r < p->n_row) v_store(p->c + (size_t)(row0 + r) * HD_CPU_STRIP + lane, acc[r]);
+        if (row0 + r < p->n_row) v_store(p->c + (size_t)(row0 + r) * p->ldc + lane, acc[r]);
     }
 }
 

@@ -90,9 +90,10 @@ static void drop_matrix(matrix *m) {
     free(m->value);
 }
 
-/* c[n_row, 64] of some strips, of rows row0 .. */
+/* c[n_row, 64] of some strips, of rows row0 ..; or c[n_row, ldc]. */
 typedef struct part {
     int strip, n_strip, row0, n_row;
+    size_t ldc;
 } part;
 
 static void product(const hd_cpu_kernels *k, const matrix *m, const rows *x, part p, float *c) {
@@ -106,7 +107,8 @@ static void product(const hd_cpu_kernels *k, const matrix *m, const rows *x, par
         .next = m->image,
         .x = (const unsigned char *const *)x->block + p.row0,
         .x_step = x->step,
-        .c = c});
+        .c = c,
+        .ldc = p.ldc != 0 ? p.ldc : HD_CPU_STRIP});
 }
 
 static void check_sums(const matrix *m, const rows *x, int strip, const float *c) {
@@ -139,19 +141,19 @@ static void check_product(const matrix *m, bool is_wide) {
             memset(c[i], 0, sizeof c[i]);
             fill(&x, k[i], from);
             check_rounding(&x, from);
-            product(k[i], m, &x, (part){strip, 1, 0, ROW_MAX}, c[i]);
+            product(k[i], m, &x, (part){strip, 1, 0, ROW_MAX, 0}, c[i]);
             check_sums(m, &x, strip, c[i]);
             for (int n = 1; n <= PART_MAX; n++) {
                 int end = n <= 20 ? 40 : ROW_MAX;
                 for (int r = 0; r + n <= end; r += n) {
                     memset(alone, 0, sizeof alone);
-                    product(k[i], m, &x, (part){strip, 1, r, n}, alone);
+                    product(k[i], m, &x, (part){strip, 1, r, n, 0}, alone);
                     test_bits_equal(alone, c[i] + r * HD_CPU_STRIP,
                                     sizeof(float) * (size_t)n * HD_CPU_STRIP, "rows in parts");
                 }
                 if (n == 20) n = PART_MAX - 1;
             }
-            product(k[i], m, &x, (part){0, n_strip, 0, ROW_MAX}, all);
+            product(k[i], m, &x, (part){0, n_strip, 0, ROW_MAX, 0}, all);
             for (int r = 0; r < ROW_MAX; r++)
                 test_bits_equal(all + r * HD_CPU_STRIP + 16 * strip, c[i] + r * HD_CPU_STRIP,
                                 16 * sizeof(float), "strips together");
@@ -176,6 +178,40 @@ static void products_are_exact_sums(void **state) {
             check_product(&m, true);
             drop_matrix(&m);
         }
+    }
+}
+
+/* As many as eight rows may take any number of strips at once. */
+static void few_rows_take_many_strips(void **state) {
+    (void)state;
+    enum { STRIPS = 9, LDC = 16 * STRIPS + 16, FEW = 8 };
+    static float all[FEW * LDC], one[FEW * HD_CPU_STRIP];
+    const hd_cpu_kernels *k[TEST_ISA_MAX];
+    int n_level = test_kernels(k);
+    for (enum hd_format f = 0; f < HD_FORMAT_COUNT; f++) {
+        if (!hd_cpu_is_packed(f)) continue;
+        matrix m = random_matrix(f, 256 + hd_format_get(f)->block_elems, 16 * STRIPS);
+        float *from[ROW_MAX];
+        for (int r = 0; r < ROW_MAX; r++) from[r] = test_floats((size_t)m.n_in, 1);
+        for (int i = 0; i < n_level; i++) {
+            rows x = {.n_in = m.n_in, .is_wide = i % 2 == 1};
+            fill(&x, k[i], from);
+            for (int n = 1; n <= FEW; n++) {
+                memset(all, 0, sizeof all);
+                product(k[i], &m, &x, (part){0, STRIPS, 0, n, LDC}, all);
+                for (int s = 0; s < STRIPS; s++) {
+                    product(k[i], &m, &x, (part){.strip = s, .n_strip = 1, .n_row = n}, one);
+                    for (int r = 0; r < n; r++)
+                        test_bits_equal(all + r * LDC + 16 * s, one + r * HD_CPU_STRIP,
+                                        16 * sizeof(float), "strips together");
+                }
+                for (int r = 0; r < n; r++)
+                    for (int o = 16 * STRIPS; o < LDC; o++) assert_true(all[r * LDC + o] == 0);
+            }
+            drop(&x);
+        }
+        for (int r = 0; r < ROW_MAX; r++) free(from[r]);
+        drop_matrix(&m);
     }
 }
 
@@ -243,7 +279,8 @@ static void integer_products_do_not_saturate(void **state) {
                                                           .next = image,
                                                           .x = row,
                                                           .x_step = step,
-                                                          .c = c});
+                                                          .c = c,
+                                                          .ldc = HD_CPU_STRIP});
             for (int o = 0; o < 16; o++)
                 for (int r = 0; r < 2; r++) {
                     double sum = 0;
@@ -299,10 +336,10 @@ static void extreme_codes_do_not_saturate(void **state) {
             rows x = {.n_in = 256, .is_wide = j % 2 == 1};
             set_codes(&m, codes[j / 2 % HD_COUNT_OF(codes)]);
             fill(&x, level, from);
-            product(level, &m, &x, (part){0, 1, 0, ROW_MAX}, c);
+            product(level, &m, &x, (part){0, 1, 0, ROW_MAX, 0}, c);
             check_sums(&m, &x, 0, c);
             for (int r = 0; r < ROW_MAX; r += 3)
-                product(level, &m, &x, (part){0, 1, r, 3}, c + r * HD_CPU_STRIP);
+                product(level, &m, &x, (part){0, 1, r, 3, 0}, c + r * HD_CPU_STRIP);
             check_sums(&m, &x, 0, c);
             drop(&x);
         }
@@ -315,6 +352,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(weights_as_floats_are_the_decoding),
         cmocka_unit_test(products_are_exact_sums),
+        cmocka_unit_test(few_rows_take_many_strips),
         cmocka_unit_test(integer_products_do_not_saturate),
         cmocka_unit_test(extreme_codes_do_not_saturate),
     };

@@ -5,7 +5,11 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
-#define BUFFER_BYTES ((size_t)256 << 20)
+#include <unistd.h>
+
+/* Of 256 MB enough lines stay in the level-3 caches of two cores (32 MB each, Zen 5) to make reads 10
+ * to 20 % faster than memory. Not more than an eighth of the machine's memory. */
+#define BUFFER_BYTES ((size_t)1 << 30)
 #define N_ROUND 10
 #define STEPS 500000 /* about 1 ms */
 
@@ -66,11 +70,16 @@ static void keep_most(double *best, double value) {
     if (value > *best) *best = value;
 }
 
+static size_t buffer_bytes(void) {
+    size_t eighth = (size_t)sysconf(_SC_PHYS_PAGES) / 8 * (size_t)sysconf(_SC_PAGESIZE);
+    return eighth < BUFFER_BYTES ? eighth : BUFFER_BYTES;
+}
+
 hd_status hd_cpu_roofline(void *ctx, hd_dev_roofline *out) {
     const hd_cpu *c = ctx;
     size_t n_thread = (size_t)c->n_thread;
     void *buffer, *lines;
-    probe p = {.c = c, .n_each = BUFFER_BYTES / sizeof(float) / n_thread / 128 * 128};
+    probe p = {.c = c, .n_each = buffer_bytes() / sizeof(float) / n_thread / 128 * 128};
     *out = (hd_dev_roofline){.flop_name = "float32 multiply-add",
                              .buffer_bytes = p.n_each * n_thread * sizeof(float)};
     HD_TRY(hd_alloc_large(out->buffer_bytes, &buffer));

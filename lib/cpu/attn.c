@@ -172,17 +172,31 @@ static void run_expanded(hd_cpu *c, const struct hd_op_mla_attn *op, int n_row) 
 
 /* ---- Absorbed: rows in waves, their queries and results at the row's place in the wave ---- */
 
+/* Rows of the block that many blocks behind b, into t->ptr; returns how many there are. */
+static int rows_behind(const hd_cpu_attention *a, hd_cpu_scratch *t, int seq, const hd_cpu_block *b,
+                       int n_block) {
+    const struct hd_op_mla_attn *op = a->op;
+    hd_cpu_block next = {.t0 = b->t0 + n_block * HD_CPU_KV_BLOCK};
+    next.n_t = hd_cpu_least(HD_CPU_KV_BLOCK, b->n_pos - next.t0);
+    if (next.n_t <= 0) return 0;
+    hd_cpu_block_rows(a->batch, seq, &next, op->cache, hd_kv_bytes(&op->kv, 1), t->ptr);
+    return next.n_t;
+}
+
 static void load_latents(const hd_cpu_attention *a, hd_cpu_scratch *t, int seq, int unit,
                          hd_cpu_block *b) {
     (void)unit;
     const struct hd_op_mla_attn *op = a->op;
     b->k = b->v = latents(a, t, seq, b, &b->ldk);
     b->ldv = b->ldk;
-    hd_cpu_block next = {.t0 = b->t0 + HD_CPU_KV_BLOCK};
-    next.n_t = hd_cpu_least(HD_CPU_KV_BLOCK, b->n_pos - next.t0);
-    if (next.n_t <= 0) return;
-    b->ahead = (hd_cpu_ahead){.piece = t->ptr, .n = next.n_t, .n_byte = hd_kv_bytes(&op->kv, 1)};
-    hd_cpu_block_rows(a->batch, seq, &next, op->cache, b->ahead.n_byte, t->ptr);
+    /* A line of each row earlier than the others, so that addresses are known when those are asked
+     * for (kernel_repacked.h, PAGES_AHEAD): 8 heads behind 16384 tokens take 1.2 to 1.9 ms a layer
+     * of a step without, and 1.1 to 1.4 (two Zen 5 cores). */
+    for (int i = 0, n = rows_behind(a, t, seq, b, 2); i < n; i++)
+        __builtin_prefetch(t->ptr[i], 0, 2);
+    int n_row = rows_behind(a, t, seq, b, 1);
+    if (n_row > 0)
+        b->ahead = (hd_cpu_ahead){.piece = t->ptr, .n = n_row, .n_byte = hd_kv_bytes(&op->kv, 1)};
 }
 
 static const float *latent_query(const hd_cpu_attention *a, int row, int unit, int i) {

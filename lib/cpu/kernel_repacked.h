@@ -82,8 +82,8 @@ ALWAYS block_factor load_factors(hd_cpu_layout l, bool is_wide, const super_scal
  * nothing and take the time of two loads (Zen 5). */
 #define PREFETCH_AHEAD 8192
 
-/* Tiles that do little with a line wait for memory alone. They ask for lines a little later, and for
- * one of each page of 4 KB much earlier, so that the page's address is known by then: where the
+/* Tiles that do little with a line wait for memory alone. They ask for lines a little later, and
+ * for one of each page of 4 KB much earlier, so that the page's address is known by then: where the
  * memory of a virtual machine consists of such pages on its host, finding an address takes longer
  * than reading PREFETCH_AHEAD. Of experts that lie in 10 GB, strips of Q5_0 came at 52 GB/s, and
  * come at 63 (two Zen 5 cores). Tiles that do more lose by it what those gain. */

@@ -190,8 +190,8 @@ static void load_latents(const hd_cpu_attention *a, hd_cpu_scratch *t, int seq, 
     b->k = b->v = latents(a, t, seq, b, &b->ldk);
     b->ldv = b->ldk;
     /* A line of each row earlier than the others, so that addresses are known when those are asked
-     * for (kernel_repacked.h, PAGES_AHEAD): 8 heads behind 16384 tokens take 1.2 to 1.9 ms a layer
-     * of a step without, and 1.1 to 1.4 (two Zen 5 cores). */
+     * for (kernel_repacked.h, PAGES_AHEAD): 8 heads behind 16384 tokens take 1.15 to 1.9 ms a
+     * layer of a step without, and 1.1 to 1.5 (two Zen 5 cores). */
     for (int i = 0, n = rows_behind(a, t, seq, b, 2); i < n; i++)
         __builtin_prefetch(t->ptr[i], 0, 2);
     int n_row = rows_behind(a, t, seq, b, 1);

@@ -22,7 +22,8 @@
 #include <stdint.h>
 
 #define HD_CPU_LANES 16      /* outputs are padded to a multiple of this in panels and products */
-#define HD_CPU_STRIP 64      /* most outputs of one product call */
+#define HD_CPU_STRIP 64      /* most outputs of one product call, unless rows are few: */
+#define HD_CPU_FEW_ROWS 8    /* that meet quantised weights may take any number of outputs */
 #define HD_CPU_KBLOCK 128    /* inputs unpacked together: 32 KiB of panel, level-1 cache */
 #define HD_CPU_KDECODE 256   /* the same of rows as they lie: whole blocks of any format */
 #define HD_CPU_ROWS 256      /* most rows of one product call */
@@ -91,13 +92,13 @@ static inline size_t hd_cpu_xblock_bytes(bool is_wide) {
 typedef struct hd_cpu_packed_product {
     enum hd_format format;
     bool is_wide;
-    int n_row, n_in, n_strip;      /* more than 8 rows: at most 4 strips */
+    int n_row, n_in, n_strip;      /* more than HD_CPU_FEW_ROWS rows: at most 4 strips */
     const unsigned char *strip;    /* the first; the others follow it */
     const unsigned char *next;     /* what is read after them: it is asked for on the way */
     const unsigned char *const *x; /* [n_row] first blocks of rows */
     size_t x_step;                 /* bytes from a row's block to its next */
     float *c;                      /* [n_row, ldc], 16 of each row for a strip */
-    size_t ldc;                    /* more than 8 rows: HD_CPU_STRIP */
+    size_t ldc;                    /* more than HD_CPU_FEW_ROWS rows: HD_CPU_STRIP */
 } hd_cpu_packed_product;
 
 /* panel[k * ld + o] = weight k of output o of a strip of quantised weights. */

@@ -85,8 +85,9 @@ ALWAYS block_factor load_factors(hd_cpu_layout l, bool is_wide, const super_scal
 /* Tiles that do little with a line wait for memory alone. They ask for lines a little later, and
  * for one of each page of 4 KB much earlier, so that the page's address is known by then: where the
  * memory of a virtual machine consists of such pages on its host, finding an address takes longer
- * than reading PREFETCH_AHEAD. Of experts that lie in 10 GB, strips of Q5_0 came at 52 GB/s, and
- * come at 63 (two Zen 5 cores). Tiles that do more lose by it what those gain. */
+ * than reading PREFETCH_AHEAD. Strips of matrices at random places of 4 GB came at 44 to 50 GB/s
+ * with one row, and come at 54 to 58, where plain reads have 51 to 56 (two Zen 5 cores). Tiles that
+ * do more lose by it what those gain. */
 #define PAGES_AHEAD (32 << 10)
 #define PAGE_BYTES 4096
 #define PREFETCH_AHEAD_OF_FEW 6144

@@ -28,6 +28,7 @@ struct hd_cpu_share {
 typedef struct part {
     const hd_cpu_mul *m;
     int o0, n_o, row0, n_row;
+    int most_o;                /* of n_o; and from a row of t->c to the next */
     const unsigned char *next; /* what the thread reads after it; NULL: not known */
 } part;
 
@@ -47,7 +48,7 @@ static bool is_direct(const part *p) {
  * are worth 2 to 3 % of a step of one sequence (two Zen 5 cores). */
 static int most_outputs(const hd_cpu_mul *m, int n_row) {
     bool is_packed = hd_cpu_takes_integers(m->w) && (m->up == NULL || hd_cpu_takes_integers(m->up));
-    if (!is_packed || n_row > 8) return HD_CPU_STRIP;
+    if (!is_packed || n_row > HD_CPU_FEW_ROWS) return HD_CPU_STRIP;
     return HD_CPU_STRIP * (n_row <= 4 ? 8 : 4);
 }
 
@@ -82,7 +83,7 @@ static void packed_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, const
         .x = t->xq,
         .x_step = hd_cpu_xblock_bytes(m->xq.is_wide),
         .c = into,
-        .ldc = (size_t)most_outputs(m, p->n_row)});
+        .ldc = (size_t)p->most_o});
 }
 
 /* Inputs k0 .. k0 + n_k of the part's outputs into the panel. */
@@ -154,11 +155,10 @@ static void product_part(const hd_cpu *c, hd_cpu_scratch *t, const part *p, cons
     (hd_cpu_takes_integers(w) ? packed_part : float_part)(c, t, p, w, into);
 }
 
-/* At most most_outputs(). */
 static void run_part(hd_cpu *c, int thread, const part *p) {
     hd_cpu_scratch *t = &c->thread[thread];
     const hd_cpu_mul *m = p->m;
-    size_t ld = (size_t)most_outputs(m, p->n_row);
+    size_t ld = (size_t)p->most_o;
     product_part(c, t, p, m->w, t->c[0]);
     if (m->up != NULL) product_part(c, t, p, m->up, t->c[1]);
     if (is_direct(p)) return;
@@ -176,9 +176,9 @@ static void run_part(hd_cpu *c, int thread, const part *p) {
 
 static void run_outputs(hd_cpu *c, int thread, part p, int n_o) {
     const unsigned char *next = p.next;
-    int most = most_outputs(p.m, p.n_row);
-    for (int end = p.o0 + n_o; p.o0 < end; p.o0 += most) {
-        p.n_o = hd_cpu_least(end - p.o0, most);
+    p.most_o = most_outputs(p.m, p.n_row);
+    for (int end = p.o0 + n_o; p.o0 < end; p.o0 += p.most_o) {
+        p.n_o = hd_cpu_least(end - p.o0, p.most_o);
         p.next = p.o0 + p.n_o < end ? first_strip(p.m, p.o0 + p.n_o) : next;
         run_part(c, thread, &p);
     }

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 /* Of 256 MB enough lines stay in the level-3 caches of two cores (32 MB each, Zen 5) to make reads
- * 10 to 20 % faster than memory. Not more than an eighth of the machine's memory. */
+ * 10 to 25 % faster than memory. Not more than an eighth of the machine's memory. */
 #define BUFFER_BYTES ((size_t)1 << 30)
 #define N_ROUND 10
 #define STEPS 500000 /* about 1 ms */

@@ -33,7 +33,7 @@ process.on('SIGINT', () => process.exit(1));
 const hadal = (...args) =>
   JSON.parse(execFileSync(o.bin, [...args, '--json'], { encoding: 'utf8', maxBuffer: 1 << 26, stdio: ['ignore', 'pipe', 'inherit'] }));
 const score = (model, limit, ...args) => hadal('eval', model, '--perplexity', golden('heldout.txt'), '--context', '512',
-  '--stride', '511', '--limit', limit, ...args).perplexity;
+  '--stride', '511', '--limit', limit, '--kv-cache-dtype', 'f32', ...args).perplexity;
 
 // The items as their model sees them.
 const items = gunzipSync(readFileSync(golden('eval_items.jsonl.gz'))).toString().trim().split('\n').map((l) => JSON.parse(l));

@@ -84,18 +84,20 @@ void hd_cpu_block_rows(const hd_batch *b, int seq, const hd_cpu_block *block, co
     }
 }
 
-const float *hd_cpu_block_floats(const hd_cpu_kernels *k, const hd_cpu_cached *s, float *room,
-                                 size_t *ld) {
-    size_t row_bytes = hd_kv_bytes(s->kv, 1);
+hd_cpu_values hd_cpu_block_values(const hd_cpu_kernels *k, const hd_cpu_cached *s, float *room) {
+    size_t row_bytes = hd_kv_bytes(s->kv, 1), first = (size_t)s->first;
+    bool is_half = s->kv->type == HD_KV_F16;
     /* Readers read whole lanes, which must not leave the row: the last one may end the cache. */
     bool is_there =
-        s->kv->type == HD_KV_F32 && (size_t)s->first + hd_cpu_pad(s->n) <= (size_t)s->kv->n;
+        (is_half || s->kv->type == HD_KV_F32) && first + hd_cpu_pad(s->n) <= (size_t)s->kv->n;
     for (int i = 1; is_there && i < s->n_row; i++)
         is_there = (const char *)s->row[i] == (const char *)s->row[i - 1] + row_bytes;
-    *ld = is_there ? (size_t)s->kv->n : hd_cpu_pad(s->n);
-    if (is_there) return (const float *)s->row[0] + s->first;
-    hd_cpu_cache_rows(k, s, room, *ld);
-    return room;
+    if (is_there)
+        return (hd_cpu_values){(const char *)s->row[0] + hd_format_bytes(s->kv->plain, first),
+                               (size_t)s->kv->n, is_half};
+    hd_cpu_values v = {.at = room, .ld = hd_cpu_pad(s->n)};
+    hd_cpu_cache_rows(k, s, room, v.ld);
+    return v;
 }
 
 /* ---- One block ---- */
@@ -116,6 +118,10 @@ typedef struct few {
     float keep[HD_CPU_QCHUNK], gain[HD_CPU_QCHUNK]; /* as in hd_cpu_merging */
 } few;
 
+static size_t value_bytes(const hd_cpu_values *v, size_t n) {
+    return hd_format_bytes(v->is_half ? HD_F16 : HD_F32, n);
+}
+
 /* Weighted values of queries that do not see the same positions: the common ones of eight queries
  * go together, the rest one query at a time; the same order for each. */
 static void add_ragged(const part *p, const hd_cpu_block *b, const few *f, float *sum) {
@@ -123,7 +129,7 @@ static void add_ragged(const part *p, const hd_cpu_block *b, const few *f, float
     hd_cpu_strided c = {.n_lane = (int)p->ld,
                         .a_row = 1,
                         .a_step = HD_CPU_QCHUNK,
-                        .ldb = b->ldv,
+                        .b = b->v,
                         .b_panel = HD_CPU_LANES,
                         .ldc = p->ld};
     for (int i = 0, end; i < f->n; i = end) {
@@ -131,12 +137,13 @@ static void add_ragged(const part *p, const hd_cpu_block *b, const few *f, float
         for (end = i + 1; end < f->n && end < i + 8; end++)
             common = hd_cpu_least(common, f->n_see[end]);
         c.n_row = end - i, c.n_k = common, c.is_sum = false;
-        c.a = s + i, c.b = b->v, c.c = sum + (size_t)i * p->ld;
+        c.a = s + i, c.b.at = b->v.at, c.c = sum + (size_t)i * p->ld;
         p->a->c->k->strided(&c);
         for (int j = i; j < end; j++) {
             if (f->n_see[j] == common) continue;
             c.n_row = 1, c.n_k = f->n_see[j] - common, c.is_sum = true;
-            c.a = s + common * HD_CPU_QCHUNK + j, c.b = b->v + (size_t)common * b->ldv;
+            c.a = s + common * HD_CPU_QCHUNK + j;
+            c.b.at = (const char *)b->v.at + value_bytes(&b->v, (size_t)common * b->v.ld);
             c.c = sum + (size_t)j * p->ld;
             p->a->c->k->strided(&c);
         }
@@ -166,7 +173,6 @@ static void weigh(const part *p, const hd_cpu_block *b, few *f, int n_ahead) {
                                      .n_key = a->n_key,
                                      .q = t->qt + (size_t)(f->q0 - before) * padded_key(a),
                                      .k = b->k,
-                                     .ldk = b->ldk,
                                      .s = t->s + f->column - before,
                                      .lds = HD_CPU_QCHUNK,
                                      .ahead = {b->ahead.piece, n_ahead, b->ahead.n_byte}});
@@ -223,7 +229,6 @@ static void attend_few(const part *p, const hd_cpu_block *b, int q0, int n, cons
                                               .a_row = 1,
                                               .a_step = HD_CPU_QCHUNK,
                                               .b = b->v,
-                                              .ldb = b->ldv,
                                               .b_panel = HD_CPU_LANES,
                                               .c = acc,
                                               .ldc = p->ld,

@@ -17,11 +17,10 @@ enum { HD_CPU_CHUNK = 8, HD_CPU_ONE_CHUNK = INT_MAX }; /* blocks of a chunk */
 
 /* A block of positions as queries see it. */
 typedef struct hd_cpu_block {
-    int t0, n_t;    /* first position, positions */
-    int n_pos;      /* positions that some query of the block sees, in it or behind it */
-    const float *k; /* [n_t, ldk] keys */
-    const float *v; /* [n_t, ldv] values, readable up to pad(n_v) */
-    size_t ldk, ldv;
+    int t0, n_t;        /* first position, positions */
+    int n_pos;          /* positions that some query of the block sees, in it or behind it */
+    hd_cpu_values k;    /* [n_t] keys */
+    hd_cpu_values v;    /* [n_t] values, readable up to pad(n_v) */
     hd_cpu_ahead ahead; /* cache rows of the block behind it, or none */
 } hd_cpu_block;
 
@@ -38,7 +37,7 @@ typedef struct hd_cpu_attention {
     const void *op; /* for the functions below */
     /* What a task needs before its first block; NULL: nothing. */
     void (*begin)(const struct hd_cpu_attention *a, hd_cpu_scratch *t, int unit);
-    /* Keys and values of b's positions of a sequence: k, ldk, v, ldv; ahead may be set. */
+    /* Keys and values of b's positions of a sequence: k, v; ahead may be set. */
     void (*load)(const struct hd_cpu_attention *a, hd_cpu_scratch *t, int seq, int unit,
                  hd_cpu_block *b);
     /* Query i of a row in a unit: [n_key], and where its result goes: [n_v]. */
@@ -53,9 +52,8 @@ void hd_cpu_attend(const hd_cpu_attention *a);
 /* Pointers to the cache rows of the block's positions of a sequence: row[n_t]. */
 void hd_cpu_block_rows(const hd_batch *b, int seq, const hd_cpu_block *block, const void *cache,
                        size_t row_bytes, const void **row);
-/* Values first .. first + n of a block's cache rows as floats: where they lie when they are that
- * already and follow one another, else decoded into room[n_t, pad(n)]. */
-const float *hd_cpu_block_floats(const hd_cpu_kernels *k, const hd_cpu_cached *s, float *room,
-                                 size_t *ld);
+/* Values first .. first + n of a block's cache rows: where they lie when kernels read such values
+ * and the rows follow one another, else decoded into room[n_t, pad(n)]. */
+hd_cpu_values hd_cpu_block_values(const hd_cpu_kernels *k, const hd_cpu_cached *s, float *room);
 
 #endif

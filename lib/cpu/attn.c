@@ -87,13 +87,13 @@ void hd_cpu_mla_qkv(void *ctx, const struct hd_op_mla_qkv *args) {
 
 /* ---- Attention ---- */
 
-/* Latents and rotated keys of the block's positions. */
-static const float *latents(const hd_cpu_attention *a, hd_cpu_scratch *t, int seq,
-                            const hd_cpu_block *b, size_t *ld) {
+/* The block's cache rows: latents and rotated keys. */
+static hd_cpu_cached cached(const hd_cpu_attention *a, hd_cpu_scratch *t, int seq,
+                            const hd_cpu_block *b) {
     const struct hd_op_mla_attn *op = a->op;
     hd_cpu_block_rows(a->batch, seq, b, op->cache, hd_kv_bytes(&op->kv, 1), t->ptr);
-    hd_cpu_cached s = {.kv = &op->kv, .row = t->ptr, .n_row = b->n_t, .n = op->n_c + op->n_rope};
-    return hd_cpu_block_floats(a->c->k, &s, t->rows, ld);
+    return (hd_cpu_cached){
+        .kv = &op->kv, .row = t->ptr, .n_row = b->n_t, .n = op->n_c + op->n_rope};
 }
 
 /* k_b and v_b of one head, in panels of 16 lanes; of k_b inputs are lanes. */
@@ -119,23 +119,29 @@ static void load_head(const hd_cpu_attention *a, hd_cpu_scratch *t, int seq, int
                       hd_cpu_block *b) {
     const struct hd_op_mla_attn *op = a->op;
     (void)unit;
-    size_t ld, n_nope = (size_t)op->n_nope;
-    const float *rows = latents(a, t, seq, b, &ld);
-    b->k = t->k, b->ldk = hd_cpu_pad(a->n_key);
-    b->v = t->v, b->ldv = hd_cpu_pad(op->n_v);
+    size_t n_nope = (size_t)op->n_nope, ldk = hd_cpu_pad(a->n_key), ldv = hd_cpu_pad(op->n_v);
+    hd_cpu_cached s = cached(a, t, seq, b);
+    hd_cpu_values rows = hd_cpu_block_values(a->c->k, &s, t->rows);
+    if (rows.is_half) { /* products take rows of floats */
+        rows = (hd_cpu_values){.at = t->rows, .ld = hd_cpu_pad(s.n)};
+        hd_cpu_cache_rows(a->c->k, &s, t->rows, rows.ld);
+    }
+    const float *row = rows.at;
+    b->k = (hd_cpu_values){.at = t->k, .ld = ldk};
+    b->v = (hd_cpu_values){.at = t->v, .ld = ldv};
     hd_cpu_strided p = {.n_row = b->n_t,
                         .n_k = op->n_c,
-                        .a = rows,
-                        .a_row = ld,
+                        .a = row,
+                        .a_row = rows.ld,
                         .a_step = 1,
-                        .ldb = HD_CPU_LANES,
+                        .b.ld = HD_CPU_LANES,
                         .b_panel = (size_t)op->n_c * HD_CPU_LANES};
-    p.n_lane = (int)hd_cpu_pad(op->n_nope), p.b = t->kb, p.c = t->k, p.ldc = b->ldk;
+    p.n_lane = (int)hd_cpu_pad(op->n_nope), p.b.at = t->kb, p.c = t->k, p.ldc = ldk;
     a->c->k->strided(&p);
-    p.n_lane = (int)b->ldv, p.b = t->vb, p.c = t->v, p.ldc = b->ldv;
+    p.n_lane = (int)ldv, p.b.at = t->vb, p.c = t->v, p.ldc = ldv;
     a->c->k->strided(&p);
     for (size_t i = 0; i < (size_t)b->n_t; i++)
-        memcpy(t->k + i * b->ldk + n_nope, rows + i * ld + op->n_c,
+        memcpy(t->k + i * ldk + n_nope, row + i * rows.ld + op->n_c,
                sizeof(float) * (size_t)op->n_rope);
 }
 
@@ -187,8 +193,8 @@ static void load_latents(const hd_cpu_attention *a, hd_cpu_scratch *t, int seq, 
                          hd_cpu_block *b) {
     (void)unit;
     const struct hd_op_mla_attn *op = a->op;
-    b->k = b->v = latents(a, t, seq, b, &b->ldk);
-    b->ldv = b->ldk;
+    hd_cpu_cached s = cached(a, t, seq, b);
+    b->k = b->v = hd_cpu_block_values(a->c->k, &s, t->rows);
     /* A line of each row earlier than the others, so that addresses are known when those are asked
      * for (kernel_repacked.h, PAGES_AHEAD): 8 heads behind 16384 tokens take 1.15 to 1.9 ms a
      * layer of a step without, and 1.1 to 1.5 (two Zen 5 cores). */

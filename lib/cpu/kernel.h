@@ -119,12 +119,22 @@ typedef struct hd_cpu_ahead {
     size_t n_byte;
 } hd_cpu_ahead;
 
-/* Attention: c[r*ldc + o] = sum over k of a[r*a_row + k*a_step] * b[o/16*b_panel + k*ldb + o%16],
+/* Rows of values, from one to the next ld values: floats, or F16, which becomes floats on the way.
+ */
+typedef struct hd_cpu_values {
+    const void *at;
+    size_t ld;
+    bool is_half;
+} hd_cpu_values;
+
+/* Attention: c[r*ldc + o] = sum over k of a[r*a_row + k*a_step] * b[o/16*b_panel + k*b.ld + o%16],
  * o < n_lane, which is a multiple of 16. */
 typedef struct hd_cpu_strided {
     int n_row, n_k, n_lane;
-    const float *a, *b;
-    size_t a_row, a_step, ldb, b_panel;
+    const float *a;
+    size_t a_row, a_step;
+    hd_cpu_values b;
+    size_t b_panel;
     float *c;
     size_t ldc;
     bool is_sum;              /* the sum begins with what c holds */
@@ -136,10 +146,9 @@ typedef struct hd_cpu_strided {
  * value has a sum of its own, k ascending from value i on: (sum 0 + sum 2) + (sum 1 + sum 3). */
 typedef struct hd_cpu_scoring {
     int n_t, n_four, n_key; /* n_t <= HD_CPU_SCORE_KEYS */
-    const float *q; /* [n_four, (n_key + 3) / 4, 4, 4] by value / 4, query, value % 4; zeros past
-                       the last value */
-    const float *k; /* [n_t, ldk] */
-    size_t ldk;
+    const float *q;  /* [n_four, (n_key + 3) / 4, 4, 4] by value / 4, query, value % 4; zeros past
+                        the last value */
+    hd_cpu_values k; /* [n_t] keys */
     float *s;
     size_t lds;
     hd_cpu_ahead ahead; /* a cache line for each four values of four keys at most */

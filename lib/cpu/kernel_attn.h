@@ -26,6 +26,21 @@ ALWAYS wanted want(const hd_cpu_ahead *a, const void *somewhere, int from, int n
                     .step = n_byte * (size_t)n / (size_t)of / (size_t)n_step + 1};
 }
 
+/* ---- Values of the cache: floats, or halves that become floats on the way ---- */
+
+ALWAYS size_t value_bytes(bool is_half) { return is_half ? 2 : sizeof(float); }
+
+ALWAYS V value_lanes(const char *p, bool is_half) {
+    return is_half ? v_decode_f16((const unsigned char *)p)
+                   : v_load((const float *)(const void *)p);
+}
+
+/* Four of them, in all parts of four lanes. */
+ALWAYS V value_four(const char *p, bool is_half) {
+    return is_half ? v_four_halves((const unsigned char *)p)
+                   : v_four((const float *)(const void *)p);
+}
+
 /* ---- Products ---- */
 
 /* Inputs k0 .. k0 + n_k of a product. */
@@ -35,24 +50,28 @@ typedef struct strided_part {
 } strided_part;
 
 /* One register tile. Rows go in fours from one pointer: addresses then take few registers. */
-ALWAYS void strided_tile(const strided_part *s, int row0, int lane0, int n_row, int n_panel) {
+ALWAYS void strided_tile(const strided_part *s, int row0, int lane0, int n_row, int n_panel,
+                         bool is_half) {
     enum { ROWS_MOST = 16, EACH = 4 };
     const hd_cpu_strided *p = s->p;
-    const float *a[ROWS_MOST / EACH], *b[2];
+    const float *a[ROWS_MOST / EACH];
+    const char *b[2];
     V acc[ROWS_MOST][2 * VP];
-    size_t row = p->a_row, row3 = 3 * row, step = p->a_step, ldb = p->ldb;
+    size_t each = value_bytes(is_half);
+    size_t row = p->a_row, row3 = 3 * row, step = p->a_step, ldb = p->b.ld * each;
     int n_v = n_panel * VP, n_a = (n_row + EACH - 1) / EACH;
-    wanted ahead = {.at = (const char *)p->b};
+    wanted ahead = {.at = p->b.at};
     int n_lane = n_panel * HD_CPU_LANES, of = ALL_ASK ? p->n_row : 1;
     if (ALL_ASK || row0 == 0)
-        ahead = want(&p->ahead, p->b, lane0 * of + row0 * n_lane, n_lane * (ALL_ASK ? n_row : 1),
+        ahead = want(&p->ahead, p->b.at, lane0 * of + row0 * n_lane, n_lane * (ALL_ASK ? n_row : 1),
                      p->n_lane * of, p->n_k);
     float *c = p->c + (size_t)row0 * p->ldc + lane0;
     bool is_sum = p->is_sum || s->k0 > 0;
     UNROLL for (int i = 0; i < n_a; i++) a[i] =
         p->a + (size_t)(row0 + i * EACH) * row + (size_t)s->k0 * step;
     UNROLL for (int i = 0; i < n_panel; i++) b[i] =
-        p->b + (size_t)(lane0 / HD_CPU_LANES + i) * p->b_panel + (size_t)s->k0 * ldb;
+        (const char *)p->b.at + (size_t)(lane0 / HD_CPU_LANES + i) * p->b_panel * each +
+        (size_t)s->k0 * ldb;
     UNROLL for (int r = 0; r < n_row; r++) {
         UNROLL for (int v = 0; v < n_v; v++) acc[r][v] =
             is_sum ? v_load(c + (size_t)r * p->ldc + v * VN) : v_set(0);
@@ -61,7 +80,8 @@ ALWAYS void strided_tile(const strided_part *s, int row0, int lane0, int n_row, 
         V w[2 * VP];
         __builtin_prefetch(ahead.at, 0, 2);
         ahead.at += ahead.step;
-        UNROLL for (int v = 0; v < n_v; v++) w[v] = v_load(b[v / VP] + v % VP * VN);
+        UNROLL for (int v = 0; v < n_v; v++) w[v] =
+            value_lanes(b[v / VP] + (size_t)(v % VP * VN) * each, is_half);
         UNROLL for (int r = 0; r < n_row; r++) {
             size_t at = r % EACH == 3 ? row3 : (size_t)(r % EACH) * row;
             V x = v_set(a[r / EACH][at]);
@@ -87,28 +107,28 @@ ALWAYS void strided_tile(const strided_part *s, int row0, int lane0, int n_row, 
     }
 }
 
-ALWAYS void strided_panels(const strided_part *s, int lane0, int n_row, int n_panel) {
+ALWAYS void strided_panels(const strided_part *s, int lane0, int n_row, int n_panel, bool is_half) {
     int r = 0, end = s->p->n_row;
     /* At eight lanes eight rows are two fours: two rows take as long as four, as each sum waits for
      * itself. */
     for (; r + n_row <= end && !(n_row == 6 && end - r == 8); r += n_row)
-        strided_tile(s, r, lane0, n_row, n_panel);
+        strided_tile(s, r, lane0, n_row, n_panel, is_half);
 #if STRIDED_ROWS > 8
-    for (; r + 8 <= end; r += 8) strided_tile(s, r, lane0, 8, n_panel);
+    for (; r + 8 <= end; r += 8) strided_tile(s, r, lane0, 8, n_panel, is_half);
 #endif
 #if STRIDED_ROWS > 4
-    for (; r + 4 <= end; r += 4) strided_tile(s, r, lane0, 4, n_panel);
+    for (; r + 4 <= end; r += 4) strided_tile(s, r, lane0, 4, n_panel, is_half);
 #endif
 #if STRIDED_ROWS > 2
-    for (; r + 2 <= end; r += 2) strided_tile(s, r, lane0, 2, n_panel);
+    for (; r + 2 <= end; r += 2) strided_tile(s, r, lane0, 2, n_panel, is_half);
 #endif
-    for (; r < end; r++) strided_tile(s, r, lane0, 1, n_panel);
+    for (; r < end; r++) strided_tile(s, r, lane0, 1, n_panel, is_half);
 }
 
 /* Two panels of so many inputs stay in the level-1 cache while all rows meet them. */
 #define STRIDED_K 192
 
-static void strided(const hd_cpu_strided *p) {
+ALWAYS void strided_of(const hd_cpu_strided *p, bool is_half) {
     /* What is folded into c needs its sum in one piece. */
     int each = p->keep != NULL ? p->n_k : STRIDED_K;
     for (int k = 0; k < p->n_k; k += each) {
@@ -116,10 +136,18 @@ static void strided(const hd_cpu_strided *p) {
         int lane = 0;
 #if STRIDED_ROWS > 8
         for (; lane + 2 * HD_CPU_LANES <= p->n_lane; lane += 2 * HD_CPU_LANES)
-            strided_panels(&s, lane, STRIDED_ROWS / 2, 2);
+            strided_panels(&s, lane, STRIDED_ROWS / 2, 2, is_half);
 #endif
-        for (; lane < p->n_lane; lane += HD_CPU_LANES) strided_panels(&s, lane, STRIDED_ROWS, 1);
+        for (; lane < p->n_lane; lane += HD_CPU_LANES)
+            strided_panels(&s, lane, STRIDED_ROWS, 1, is_half);
     }
+}
+
+static void strided(const hd_cpu_strided *p) {
+    if (p->b.is_half)
+        strided_of(p, true);
+    else
+        strided_of(p, false);
 }
 
 /* ---- Scores ---- */
@@ -131,8 +159,8 @@ static void strided(const hd_cpu_strided *p) {
 
 /* Of all keys: the values that come in whole fours, or the rest of them and zeros. */
 typedef struct key_part {
-    const float *k;
-    size_t ld;
+    const char *k;
+    size_t ld; /* bytes */
     int n_four;
 } key_part;
 
@@ -168,7 +196,7 @@ ALWAYS void store_scores(const score_part *s, int t0, const V *acc, int n_row, i
 }
 
 /* One register tile, addresses as in strided_tile. */
-ALWAYS void score_tile(const score_part *s, int t0, int n_row, int n_four) {
+ALWAYS void score_tile(const score_part *s, int t0, int n_row, int n_four, bool is_half) {
     enum { ROWS_MOST = 16, EACH = 4 };
     const hd_cpu_scoring *p = s->p;
     V acc[ROWS_MOST * SCORE_FOURS * FOUR_V];
@@ -183,7 +211,7 @@ ALWAYS void score_tile(const score_part *s, int t0, int n_row, int n_four) {
     for (int half = 0; half < 2; half++) {
         const key_part *key = &s->key[half];
         size_t row = key->ld, row3 = 3 * row;
-        const float *a[ROWS_MOST / EACH];
+        const char *a[ROWS_MOST / EACH];
         UNROLL for (int i = 0; i < n_a; i++) a[i] = key->k + (size_t)(t0 + i * EACH) * row;
         /* By twos: a prompt's short keys lose 4 % of the speed without (Zen 5). */
         _Pragma("GCC unroll 2") for (int k = key->n_four; k > 0; k--) {
@@ -195,13 +223,13 @@ ALWAYS void score_tile(const score_part *s, int t0, int n_row, int n_four) {
                 v_load(q + (size_t)(v / FOUR_V) * apart + v % FOUR_V * VN);
             UNROLL for (int r = 0; r < n_row; r++) {
                 size_t at = r % EACH == 3 ? row3 : (size_t)(r % EACH) * row;
-                V x = v_four(a[r / EACH] + at);
+                V x = value_four(a[r / EACH] + at, is_half);
                 UNROLL for (int v = 0; v < n_v; v++) acc[r * n_v + v] =
                     v_fma(x, w[v], acc[r * n_v + v]);
             }
             q += 16;
             UNROLL for (int i = 0; i < n_a; i++) {
-                a[i] += 4;
+                a[i] += 4 * value_bytes(is_half);
                 __asm__("" : "+r"(a[i]));
             }
         }
@@ -209,40 +237,49 @@ ALWAYS void score_tile(const score_part *s, int t0, int n_row, int n_four) {
     store_scores(s, t0, acc, n_row, n_four);
 }
 
-ALWAYS void score_tiles(const score_part *s, int n_four) {
+ALWAYS void score_tiles(const score_part *s, int n_four, bool is_half) {
     int t = 0, end = s->p->n_t, n_row = score_rows(n_four);
-    for (; t + n_row <= end; t += n_row) score_tile(s, t, n_row, n_four);
+    for (; t + n_row <= end; t += n_row) score_tile(s, t, n_row, n_four, is_half);
 #if STRIDED_ROWS > 8
     if (n_row > 8)
-        for (; t + 8 <= end; t += 8) score_tile(s, t, 8, n_four);
+        for (; t + 8 <= end; t += 8) score_tile(s, t, 8, n_four, is_half);
 #endif
 #if STRIDED_ROWS > 4
-    for (; t + 4 <= end; t += 4) score_tile(s, t, 4, n_four);
+    for (; t + 4 <= end; t += 4) score_tile(s, t, 4, n_four, is_half);
 #endif
 #if STRIDED_ROWS > 2
-    for (; t + 2 <= end; t += 2) score_tile(s, t, 2, n_four);
+    for (; t + 2 <= end; t += 2) score_tile(s, t, 2, n_four, is_half);
 #endif
-    for (; t < end; t++) score_tile(s, t, 1, n_four);
+    for (; t < end; t++) score_tile(s, t, 1, n_four, is_half);
 }
 
-static void score(const hd_cpu_scoring *p) {
+ALWAYS void score_of(const hd_cpu_scoring *p, bool is_half) {
     float rest[HD_CPU_SCORE_KEYS][4];
-    int n_rest = p->n_key % 4, n_whole = p->n_key - n_rest;
-    score_part s = {.p = p, .key = {{p->k, p->ldk, n_whole / 4}, {rest[0], 4, n_rest > 0}}};
+    size_t each = value_bytes(is_half), ld = p->k.ld * each, n_rest = (size_t)p->n_key % 4;
+    const char *k = p->k.at, *behind = k + ((size_t)p->n_key - n_rest) * each;
     for (int t = 0; n_rest > 0 && t < p->n_t; t++) {
-        const float *from = p->k + (size_t)t * p->ldk + n_whole;
-        for (int i = 0; i < 4; i++) rest[t][i] = i < n_rest ? from[i] : 0;
+        __builtin_memset(rest[t], 0, sizeof rest[t]);
+        __builtin_memcpy(rest[t], behind + (size_t)t * ld, n_rest * each);
     }
+    score_part s = {
+        .p = p, .key = {{k, ld, p->n_key / 4}, {(const char *)rest, sizeof rest[0], n_rest > 0}}};
     for (int left = p->n_four, n; left > 0; left -= n, s.four0 += n) {
         int n_pass = (left + SCORE_FOURS - 1) / SCORE_FOURS;
         n = (left + n_pass - 1) / n_pass;
 #if VN == 16
-        if (n == 4) score_tiles(&s, 4);
-        if (n == 3) score_tiles(&s, 3);
-        if (n == 2) score_tiles(&s, 2);
+        if (n == 4) score_tiles(&s, 4, is_half);
+        if (n == 3) score_tiles(&s, 3, is_half);
+        if (n == 2) score_tiles(&s, 2, is_half);
 #endif
-        if (n == 1) score_tiles(&s, 1);
+        if (n == 1) score_tiles(&s, 1, is_half);
     }
+}
+
+static void score(const hd_cpu_scoring *p) {
+    if (p->k.is_half)
+        score_of(p, true);
+    else
+        score_of(p, false);
 }
 
 /* ---- Softmax ---- */

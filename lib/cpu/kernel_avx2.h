@@ -121,6 +121,9 @@ static inline void v_encode_bf16(unsigned char *p, V x) {
 static inline V v_four(const float *p) {
     return _mm256_broadcast_ps((const __m128 *)(const void *)p);
 }
+static inline V v_four_halves(const unsigned char *p) {
+    return _mm256_cvtph_ps(_mm_castpd_si128(_mm_loaddup_pd((const double *)(const void *)p)));
+}
 /* Sums of each part of four lanes of x[0], then of x[1], ...: (0 + 2) + (1 + 3) of its lanes. */
 static inline V v_sum_fours(const V x[4]) {
     V a = _mm256_add_ps(_mm256_unpacklo_ps(x[0], x[1]), _mm256_unpackhi_ps(x[0], x[1]));

@@ -105,6 +105,10 @@ static inline void v_encode_bf16(unsigned char *p, V x) {
 }
 /* Four values, in all parts of four lanes. */
 static inline V v_four(const float *p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
+static inline V v_four_halves(const unsigned char *p) {
+    return _mm512_cvtph_ps(
+        _mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)(const void *)p)));
+}
 /* Sums of each part of four lanes of x[0], then of x[1], ...: (0 + 2) + (1 + 3) of its lanes. */
 static inline V v_sum_fours(const V x[4]) {
     V a = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));

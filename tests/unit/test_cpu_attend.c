@@ -1,5 +1,7 @@
-/* Attention of the cpu backend over pages that several sequences share: the bits are those of
- * sequences with copies of the pages, and a shared block's keys and values are made once. */
+/* Attention of the cpu backend over pages. Those that several sequences share: the bits are those
+ * of sequences with copies of the pages, and a shared block's keys and values are made once. Those
+ * that lie side by side are read where they lie: the bits are those of scattered ones, and of a
+ * cache of F16 those of its values as floats. */
 #include "support/op_data.h"
 
 #include "cpu/cpu.h"
@@ -36,7 +38,20 @@ typedef struct fixture {
     hd_weight *k_b, *v_b;
     hd_dev_limits limits;
     size_t n_out; /* floats a row */
+    int n_page;   /* of a cache */
 } fixture;
+
+static void copy_batch(hd_batch *to, const hd_batch *from) {
+    hd_batch_init(to, from->n_row, from->n_seq, from->n_page, from->page_tok);
+    to->n_row = from->n_row, to->n_seq = from->n_seq, to->n_page = from->n_page;
+    size_t n = (size_t)from->n_row, n_seq = (size_t)from->n_seq;
+    memcpy(to->pos, from->pos, sizeof(int32_t) * n);
+    memcpy(to->row_seq, from->row_seq, sizeof(int32_t) * n);
+    memcpy(to->form, from->form, n);
+    memcpy(to->seq_row0, from->seq_row0, sizeof(int32_t) * (n_seq + 1));
+    memcpy(to->seq_page0, from->seq_page0, sizeof(int32_t) * (n_seq + 1));
+    memcpy(to->page, from->page, sizeof(int32_t) * (size_t)from->n_page);
+}
 
 static void share_pages(fixture *f) {
     size_t page_bytes = hd_kv_bytes(&f->kv, PAGE);
@@ -63,19 +78,12 @@ static void set_up(fixture *f, enum which w, enum hd_kv_type type, int n_head) {
     for (int s = 0; s < N_SEQ && w == EXPANDED; s++) seq[s].n_expanded = seq[s].n_row;
     f->kv = w == GROUPED ? hd_kv_heads(type, N_KEY_HEAD, D_HEAD) : hd_kv_latent(type, D_C, D_ROPE);
     test_batch(&f->own, seq, N_SEQ, PAGE, &n_page);
-    hd_batch_init(&f->shared, f->own.n_row, N_SEQ, f->own.n_page, PAGE);
-    f->shared.n_row = f->own.n_row, f->shared.n_seq = N_SEQ, f->shared.n_page = f->own.n_page;
-    size_t n = (size_t)f->own.n_row;
-    memcpy(f->shared.pos, f->own.pos, sizeof(int32_t) * n);
-    memcpy(f->shared.row_seq, f->own.row_seq, sizeof(int32_t) * n);
-    memcpy(f->shared.form, f->own.form, n);
-    memcpy(f->shared.seq_row0, f->own.seq_row0, sizeof(int32_t) * (N_SEQ + 1));
-    memcpy(f->shared.seq_page0, f->own.seq_page0, sizeof(int32_t) * (N_SEQ + 1));
-    memcpy(f->shared.page, f->own.page, sizeof(int32_t) * (size_t)f->own.n_page);
+    f->n_page = n_page;
+    copy_batch(&f->shared, &f->own);
     for (int c = 0; c < 2; c++) f->cache[c] = test_cache(&f->own, n_page, &f->kv);
     share_pages(f);
     f->n_out = (size_t)n_head * (w == GROUPED ? D_HEAD : D_V);
-    f->q = test_floats(n * (size_t)n_head * (D_NOPE + D_ROPE), 2);
+    f->q = test_floats((size_t)f->own.n_row * (size_t)n_head * (D_NOPE + D_ROPE), 2);
     f->k_b = test_weight(HD_BF16, D_NOPE, D_C, n_head);
     f->v_b = test_weight(HD_BF16, D_C, D_V, n_head);
     f->limits = (hd_dev_limits){.n_row = N_ROW_MOST,
@@ -177,7 +185,67 @@ static void shared_pages_are_read_once(void **state) {
     }
 }
 
+/* Moves the pages of the cache of f so that each sequence's follow one another. */
+static void put_side_by_side(fixture *f) {
+    size_t page_bytes = hd_kv_bytes(&f->kv, PAGE);
+    for (int c = 0; c < 2; c++) {
+        char *from = f->cache[c];
+        f->cache[c] = malloc((size_t)f->n_page * page_bytes);
+        assert_non_null(f->cache[c]);
+        for (int i = 0; i < f->own.n_page; i++)
+            memcpy(f->cache[c] + (size_t)i * page_bytes, from + (size_t)f->own.page[i] * page_bytes,
+                   page_bytes);
+        free(from);
+    }
+    for (int i = 0; i < f->own.n_page; i++) f->own.page[i] = i;
+}
+
+/* The cache's values as floats. */
+static void put_as_floats(fixture *f, enum which w) {
+    size_t n_row = (size_t)f->n_page * PAGE;
+    hd_kv_layout from = f->kv;
+    f->kv = w == GROUPED ? hd_kv_heads(HD_KV_F32, N_KEY_HEAD, D_HEAD)
+                         : hd_kv_latent(HD_KV_F32, D_C, D_ROPE);
+    for (int c = 0; c < 2; c++) {
+        float *to = test_floats(n_row * (size_t)from.n, 0);
+        for (size_t i = 0; i < n_row; i++)
+            hd_kv_decode(&from, f->cache[c] + hd_kv_bytes(&from, i), 0, from.n,
+                         to + i * (size_t)from.n);
+        free(f->cache[c]);
+        f->cache[c] = (char *)to;
+    }
+}
+
+static void where_rows_lie_changes_no_bit(void **state) {
+    (void)state;
+    for (int at = 0; at < N_WHICH * (int)HD_COUNT_OF(heads); at++) {
+        enum which w = (enum which)(at % N_WHICH);
+        fixture f;
+        set_up(&f, w, HD_KV_F16, heads[at % (int)HD_COUNT_OF(heads)]);
+        size_t n = (size_t)f.own.n_row * f.n_out;
+        float *expected[TEST_LEVEL_MAX], *found = test_floats(n, 0);
+        test_level level[TEST_LEVEL_MAX];
+        int n_level = test_levels(level);
+        static const char *const how[] = {"scattered", "side by side", "floats side by side"};
+        for (int step = 0; step < (int)HD_COUNT_OF(how); step++) {
+            if (step == 1) put_side_by_side(&f);
+            if (step == 2) put_as_floats(&f, w);
+            for (int i = 0; i < n_level; i++) {
+                if (step == 0) expected[i] = test_floats(n, 0);
+                hd_dev d = test_open_cpu(level[i], &f.limits);
+                attend(&d, &f, w, &f.own, step == 0 ? expected[i] : found);
+                if (step > 0) test_bits_equal(found, expected[i], n * sizeof *found, how[step]);
+                test_close(&d);
+            }
+        }
+        for (int i = 0; i < n_level; i++) free(expected[i]);
+        free(found);
+        tear_down(&f);
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(shared_pages_are_read_once)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(shared_pages_are_read_once),
+                                       cmocka_unit_test(where_rows_lie_changes_no_bit)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -188,14 +188,26 @@ static void weights_are_accurate(void **state) {
     }
 }
 
+/* The values as F16, rounded in x, too. */
+static uint16_t *round_to_halves(float *x, size_t n) {
+    uint16_t *half = malloc(n * sizeof *half);
+    assert_non_null(half);
+    for (size_t i = 0; i < n; i++) {
+        half[i] = hd_f32_to_f16(x[i]);
+        x[i] = hd_f16_to_f32(half[i]);
+    }
+    return half;
+}
+
 /* Every number of rows and of panels, both strides, the three ways to end: the same as one multiply
  * and add after the other. */
 enum { S_ROWS = 37, S_K = 229, S_LANES = 80 };
 
 typedef struct strided_case {
     const float *a, *b, *c, *keep, *gain;
-    bool is_across; /* a is [S_K, S_ROWS] */
-    int way;        /* 0: c = sum; 1: the sum begins with c; 2: folded */
+    const uint16_t *half; /* b as F16, or NULL */
+    bool is_across;       /* a is [S_K, S_ROWS] */
+    int way;              /* 0: c = sum; 1: the sum begins with c; 2: folded */
 } strided_case;
 
 static void expect_strided(const strided_case *s, bool is_fused, float *out) {
@@ -215,7 +227,8 @@ static void expect_strided(const strided_case *s, bool is_fused, float *out) {
 
 static void check_strided(const hd_cpu_kernels *k, const strided_case *s) {
     float *expected = test_copy(s->c, S_ROWS * S_LANES);
-    const void *const ahead[] = {s->a, s->b};
+    const void *b = s->half != NULL ? (const void *)s->half : s->b;
+    const void *const ahead[] = {s->a, b};
     expect_strided(s, k != &hd_cpu_scalar, expected);
     for (int n_row = 1; n_row <= S_ROWS; n_row++)
         for (int n_lane = 16; n_lane <= S_LANES; n_lane += 16) {
@@ -224,10 +237,9 @@ static void check_strided(const hd_cpu_kernels *k, const strided_case *s) {
                                          .n_k = S_K,
                                          .n_lane = n_lane,
                                          .a = s->a,
-                                         .b = s->b,
+                                         .b = {b, S_LANES, s->half != NULL},
                                          .a_row = s->is_across ? 1 : S_K,
                                          .a_step = s->is_across ? S_ROWS : 1,
-                                         .ldb = S_LANES,
                                          .b_panel = 16,
                                          .c = c,
                                          .ldc = S_LANES,
@@ -251,17 +263,20 @@ static void strided_products(void **state) {
     float *a = test_floats(S_ROWS * S_K, 1), *b = test_floats(S_K * S_LANES, 1);
     float *c = test_floats(S_ROWS * S_LANES, 1), *keep = test_floats(S_ROWS, 1);
     float *gain = test_floats(S_ROWS, 1);
+    uint16_t *half = round_to_halves(b, S_K * S_LANES);
     for (int i = 0; i < n; i++)
-        for (int at = 0; at < 6; at++)
+        for (int at = 0; at < 12; at++)
             check_strided(k[i], &(strided_case){.a = a,
                                                 .b = b,
+                                                .half = at < 6 ? NULL : half,
                                                 .c = c,
                                                 .keep = keep,
                                                 .gain = gain,
                                                 .is_across = at % 2 == 1,
-                                                .way = at / 2});
+                                                .way = at / 2 % 3});
     free(a);
     free(b);
+    free(half);
     free(c);
     free(keep);
     free(gain);
@@ -273,7 +288,8 @@ enum { Q_MOST = 36, Q_KEYS = HD_CPU_SCORE_KEYS, Q_KEY_MOST = 200 };
 
 typedef struct score_case {
     int n_t, n_query, n_key;
-    const float *q, *k; /* [Q_MOST, n_key], [Q_KEYS, n_key + 1] */
+    const float *q, *k;   /* [Q_MOST, n_key], [Q_KEYS, n_key + 1] */
+    const uint16_t *half; /* k as F16, or NULL */
     int n_ahead;
 } score_case;
 
@@ -290,7 +306,7 @@ static void check_scores(const hd_cpu_kernels *k, const score_case *c) {
     int n_four = (c->n_query + 3) / 4, n_quad = (c->n_key + 3) / 4, lds = Q_MOST + 4;
     float *by_fours = test_floats((size_t)(n_four * n_quad * 16), 0);
     float *s = test_floats((size_t)(Q_KEYS * lds), 1);
-    const void *piece[Q_KEYS];
+    const void *piece[Q_KEYS], *keys = c->half != NULL ? (const void *)c->half : c->k;
     for (int q = 0; q < c->n_query; q++)
         for (int i = 0; i < c->n_key; i++)
             by_fours[((q / 4 * n_quad + i / 4) * 4 + q % 4) * 4 + i % 4] = c->q[q * c->n_key + i];
@@ -300,8 +316,7 @@ static void check_scores(const hd_cpu_kernels *k, const score_case *c) {
                                .n_four = n_four,
                                .n_key = c->n_key,
                                .q = by_fours,
-                               .k = c->k,
-                               .ldk = (size_t)c->n_key + 1,
+                               .k = {keys, (size_t)c->n_key + 1, c->half != NULL},
                                .s = s,
                                .lds = (size_t)lds,
                                .ahead = {piece, c->n_ahead, sizeof(float) * (size_t)c->n_key}});
@@ -327,17 +342,20 @@ static void scores(void **state) {
         float *q = test_floats((size_t)(Q_MOST * n_key), 1);
         float *k = test_floats((size_t)(Q_KEYS * (n_key + 1)), 1);
         for (int t = 0; t < Q_KEYS; t++) k[t * (n_key + 1) + n_key] = NAN;
+        uint16_t *half = round_to_halves(k, (size_t)(Q_KEYS * (n_key + 1)));
         for (int t = 1; t <= Q_KEYS; t += t < 33 ? 1 : 5)
             for (int n_query = 1; n_query <= Q_MOST; n_query += n_query < 20 ? 1 : 4)
-                for (int l = 0; l < n; l++)
-                    check_scores(kernels[l], &(score_case){.n_t = t,
-                                                           .n_query = n_query,
-                                                           .n_key = n_key,
-                                                           .q = q,
-                                                           .k = k,
-                                                           .n_ahead = (t + n_query) % 3 * 20});
+                for (int l = 0; l < 2 * n; l++)
+                    check_scores(kernels[l / 2], &(score_case){.n_t = t,
+                                                               .n_query = n_query,
+                                                               .n_key = n_key,
+                                                               .q = q,
+                                                               .k = k,
+                                                               .half = l % 2 ? half : NULL,
+                                                               .n_ahead = (t + n_query) % 3 * 20});
         free(q);
         free(k);
+        free(half);
     }
 }
 

@@ -106,6 +106,7 @@ static void swiglu(const float *g, const float *u, int n, float *y) {
 }
 
 #include "cpu/kernel_attn.h"
+#include "cpu/kernel_score.h"
 
 static void scale(float *x, int n, float by) {
     int i = 0;

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "base/processor.h"
 #include "base/sort.h"
 #include "cmd/bench.h"
 

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/processor.h"
 #include "cmd/anatomy.h"
 #include "cmd/output.h"
 #include "engine/load.h"

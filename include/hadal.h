@@ -43,8 +43,8 @@ typedef struct hd_engine_config {
     int block_size;                       /* tokens a KV page */
     int64_t max_tokens_in_paged_kv_cache; /* 0: by the next */
     double kv_cache_free_mem_fraction;    /* of the memory free after loading */
-    const char *kv_cache_dtype; /* "auto" (f16 beside quantised weights on a cpu, else f32), "f32",
-       "f16", "bf16", "fp8", "int8" */
+    const char *kv_cache_dtype; /* "auto" (f16 beside quantised weights on a cpu, but an Intel one,
+       else f32), "f32", "f16", "bf16", "fp8", "int8" */
     bool enable_prefix_caching;
     bool exact; /* output independent of what was cached, too */
     int max_num_queued_reqs;

@@ -11,11 +11,9 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -162,33 +160,3 @@ void hd_pool_close(hd_pool *p) {
 }
 
 int hd_pool_threads(const hd_pool *p) { return p->n_thread; }
-
-/* Cores of a control group's quota, rounded up; 0 when there is none. */
-static int quota_cores(void) {
-    long quota = -1, period = 0;
-    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "r");
-    if (f != NULL) {
-        if (fscanf(f, "%ld %ld", &quota, &period) != 2) quota = -1; /* "max": no quota */
-        fclose(f);
-    } else {
-        f = fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "r");
-        if (f == NULL) return 0;
-        if (fscanf(f, "%ld", &quota) != 1) quota = -1;
-        fclose(f);
-        f = fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "r");
-        if (f == NULL) return 0;
-        if (fscanf(f, "%ld", &period) != 1) period = 0;
-        fclose(f);
-    }
-    if (quota <= 0 || period <= 0) return 0;
-    return (int)((quota + period - 1) / period);
-}
-
-int hd_cpu_available(void) {
-    cpu_set_t set;
-    int n = 1;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) n = CPU_COUNT(&set);
-    int quota = quota_cores();
-    if (quota > 0 && quota < n) n = quota;
-    return n > 0 ? n : 1;
-}

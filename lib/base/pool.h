@@ -19,8 +19,4 @@ void hd_pool_close(hd_pool *p); /* accepts NULL */
 int hd_pool_threads(const hd_pool *p);
 void hd_pool_run(hd_pool *p, int n_task, hd_pool_fn fn, void *ctx);
 
-/* Cores this process may use: scheduling affinity, and a control group's CPU quota if one is set.
- * At least 1. */
-int hd_cpu_available(void);
-
 #endif

@@ -84,9 +84,9 @@ void hd_cpu_block_rows(const hd_batch *b, int seq, const hd_cpu_block *block, co
     }
 }
 
-hd_cpu_values hd_cpu_block_values(const hd_cpu_kernels *k, const hd_cpu_cached *s, float *room) {
+hd_cpu_values hd_cpu_block_values(const hd_cpu *c, const hd_cpu_cached *s, float *room) {
     size_t row_bytes = hd_kv_bytes(s->kv, 1), first = (size_t)s->first;
-    bool is_half = s->kv->type == HD_KV_F16;
+    bool is_half = c->reads_halves && s->kv->type == HD_KV_F16;
     /* Readers read whole lanes, which must not leave the row: the last one may end the cache. */
     bool is_there =
         (is_half || s->kv->type == HD_KV_F32) && first + hd_cpu_pad(s->n) <= (size_t)s->kv->n;
@@ -96,7 +96,7 @@ hd_cpu_values hd_cpu_block_values(const hd_cpu_kernels *k, const hd_cpu_cached *
         return (hd_cpu_values){(const char *)s->row[0] + hd_format_bytes(s->kv->plain, first),
                                (size_t)s->kv->n, is_half};
     hd_cpu_values v = {.at = room, .ld = hd_cpu_pad(s->n)};
-    hd_cpu_cache_rows(k, s, room, v.ld);
+    hd_cpu_cache_rows(c->k, s, room, v.ld);
     return v;
 }
 

@@ -52,8 +52,8 @@ void hd_cpu_attend(const hd_cpu_attention *a);
 /* Pointers to the cache rows of the block's positions of a sequence: row[n_t]. */
 void hd_cpu_block_rows(const hd_batch *b, int seq, const hd_cpu_block *block, const void *cache,
                        size_t row_bytes, const void **row);
-/* Values first .. first + n of a block's cache rows: where they lie when kernels read such values
- * and the rows follow one another, else decoded into room[n_t, pad(n)]. */
-hd_cpu_values hd_cpu_block_values(const hd_cpu_kernels *k, const hd_cpu_cached *s, float *room);
+/* Values first .. first + n of a block's cache rows: where they lie when they are floats, or halves
+ * and c reads those, and the rows follow one another; else decoded into room[n_t, pad(n)]. */
+hd_cpu_values hd_cpu_block_values(const hd_cpu *c, const hd_cpu_cached *s, float *room);
 
 #endif

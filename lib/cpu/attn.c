@@ -121,7 +121,7 @@ static void load_head(const hd_cpu_attention *a, hd_cpu_scratch *t, int seq, int
     (void)unit;
     size_t n_nope = (size_t)op->n_nope, ldk = hd_cpu_pad(a->n_key), ldv = hd_cpu_pad(op->n_v);
     hd_cpu_cached s = cached(a, t, seq, b);
-    hd_cpu_values rows = hd_cpu_block_values(a->c->k, &s, t->rows);
+    hd_cpu_values rows = hd_cpu_block_values(a->c, &s, t->rows);
     if (rows.is_half) { /* products take rows of floats */
         rows = (hd_cpu_values){.at = t->rows, .ld = hd_cpu_pad(s.n)};
         hd_cpu_cache_rows(a->c->k, &s, t->rows, rows.ld);
@@ -194,7 +194,7 @@ static void load_latents(const hd_cpu_attention *a, hd_cpu_scratch *t, int seq, 
     (void)unit;
     const struct hd_op_mla_attn *op = a->op;
     hd_cpu_cached s = cached(a, t, seq, b);
-    b->k = b->v = hd_cpu_block_values(a->c->k, &s, t->rows);
+    b->k = b->v = hd_cpu_block_values(a->c, &s, t->rows);
     /* A line of each row earlier than the others, so that addresses are known when those are asked
      * for (kernel_repacked.h, PAGES_AHEAD): 8 heads behind 16384 tokens take 1.15 to 1.9 ms a
      * layer of a step without, and 1.1 to 1.5 (two Zen 5 cores). */

@@ -81,6 +81,7 @@ typedef struct hd_cpu {
     const hd_cpu_kernels *k;
     int n_thread, n_piece;      /* n_piece: of a set of products */
     struct hd_cpu_share *share; /* [n_thread] */
+    bool reads_halves;          /* attention meets values of F16 as they lie */
     bool is_wide; /* HD_COMPUTE_FLOAT32: activations of 16 bits meet weights of every format */
     hd_dev_limits limits;
     hd_dev_observer observer; /* inputs NULL: nobody */

@@ -99,9 +99,9 @@ static void load_head(const hd_cpu_attention *a, hd_cpu_scratch *t, int seq, int
     hd_cpu_cached s = {
         .kv = &op->kv, .row = t->ptr, .n_row = b->n_t, .first = head * op->d_head, .n = op->d_head};
     hd_cpu_block_rows(a->batch, seq, b, op->keys, row_bytes, t->ptr);
-    b->k = hd_cpu_block_values(a->c->k, &s, t->k);
+    b->k = hd_cpu_block_values(a->c, &s, t->k);
     hd_cpu_block_rows(a->batch, seq, b, op->values, row_bytes, t->ptr);
-    b->v = hd_cpu_block_values(a->c->k, &s, t->v);
+    b->v = hd_cpu_block_values(a->c, &s, t->v);
     fetch_ahead(a, t, seq, head, b);
 }
 

@@ -4,7 +4,7 @@
 
 #include "base/log.h"
 #include "base/metric.h"
-#include "base/pool.h"
+#include "base/processor.h"
 #include "engine/measure.h"
 #include "engine/request.h"
 

@@ -1,6 +1,8 @@
 /* Sizing: window, token budget, KV pages. */
 #include "engine/sizes.h"
 
+#include "base/processor.h"
+
 #include <limits.h>
 #include <string.h>
 
@@ -22,7 +24,8 @@ static bool is_quantised(const hd_checkpoint *c) {
 
 hd_status hd_engine_kv_type(const char *name, const hd_checkpoint *c, bool has_device_memory,
                             enum hd_kv_type *out) {
-    *out = !has_device_memory && is_quantised(c) ? HD_KV_F16 : HD_KV_F32;
+    bool is_half = !has_device_memory && hd_cpu_likes_halves() && is_quantised(c);
+    *out = is_half ? HD_KV_F16 : HD_KV_F32;
     if (!name || strcmp(name, "auto") == 0) return HD_OK;
     hd_status s = hd_kv_type_by_name(name, out);
     return s == HD_OK ? HD_OK : hd_fail_context(s, "kv_cache_dtype (or auto)");

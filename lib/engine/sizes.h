@@ -30,10 +30,11 @@ HD_MUST_CHECK hd_status hd_engine_size(const hd_engine_config *c, const hd_hpara
 void hd_engine_sched_config(const hd_engine_config *c, const hd_engine_sizes *z,
                             hd_sched_config *out);
 
-/* The cache type that hd_engine_config.kv_cache_dtype means. NULL and "auto": F16 where the cpu or
- * the oracle runs a file with quantised weights, whose own loss is far larger
- * (docs/precision.md#what-the-kv-type-costs); else F32. HD_E_INVALID: another word than those.
- * Whether the backend has it is hd_model_open's to say. */
+/* The cache type that hd_engine_config.kv_cache_dtype means. NULL and "auto": F16 in host memory
+ * beside quantised weights, whose own loss is far larger
+ * (docs/precision.md#what-the-kv-type-costs), where it is the faster one (hd_cpu_likes_halves);
+ * else F32. HD_E_INVALID: another word than those. Whether the backend has it is hd_model_open's to
+ * say. */
 HD_MUST_CHECK hd_status hd_engine_kv_type(const char *name, const hd_checkpoint *c,
                                           bool has_device_memory, enum hd_kv_type *out);
 

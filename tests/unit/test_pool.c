@@ -3,6 +3,7 @@
 #include "support/check.h"
 
 #include "base/pool.h"
+#include "base/processor.h"
 
 #include <stdatomic.h>
 #include <stdio.h>

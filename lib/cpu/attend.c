@@ -190,8 +190,10 @@ static void weigh(const part *p, const hd_cpu_block *b, few *f, int n_ahead) {
 
 /* Brings m and l of the block, in f, into u's. */
 static void merge(const part *p, few *f, const sums *u) {
-    float m[HD_CPU_QCHUNK] = {0}, l[HD_CPU_QCHUNK] = {0};
-    size_t n_byte = sizeof(float) * (size_t)f->n;
+    float m[HD_CPU_QCHUNK], l[HD_CPU_QCHUNK];
+    size_t n_byte = sizeof(float) * (size_t)f->n, n_all = sizeof(float) * (size_t)f->n_lane;
+    memset(m, 0, n_all);
+    memset(l, 0, n_all);
     memcpy(m + f->column, u->m + f->q0, n_byte);
     memcpy(l + f->column, u->l + f->q0, n_byte);
     p->a->c->k->merge(&(hd_cpu_merging){.n_lane = f->n_lane,
@@ -201,15 +203,16 @@ static void merge(const part *p, few *f, const sums *u) {
                                         .block_l = f->l,
                                         .keep = f->keep,
                                         .gain = f->gain});
-    memcpy(f->m, m, sizeof m);
-    memcpy(f->l, l, sizeof l);
+    memcpy(f->m, m, n_all);
+    memcpy(f->l, l, n_all);
 }
 
 /* Queries q0 .. q0 + n of the task over a block, which u begins with or is added to u. */
 static void attend_few(const part *p, const hd_cpu_block *b, int q0, int n, const sums *u) {
     hd_cpu_scratch *t = p->t;
     bool is_first = b->t0 == u->t0, is_ragged = false;
-    few f = {.q0 = q0, .n = n, .column = q0 % HD_CPU_LANES};
+    few f; /* not all of it is used, nor written */
+    f.q0 = q0, f.n = n, f.column = q0 % HD_CPU_LANES;
     f.n_lane = (int)hd_cpu_pad(f.column + n);
     for (int i = 0; i < n; i++) {
         f.n_see[i] = hd_cpu_least(t->pos[q0 + i] - b->t0 + 1, b->n_t);
@@ -441,6 +444,13 @@ static void piece_task(void *ctx, int task, int thread) {
     }
 }
 
+/* Other threads have written most of them: from another cluster of cores a line takes long. */
+static void ask_for(const float *acc, const span *s, size_t ld) {
+    for (int q = s->q0; q < s->q0 + s->n; q++)
+        for (int i = 0; i < s->n_lane; i += 16)
+            __builtin_prefetch(acc + (size_t)q * ld + (size_t)(s->lane0 + i), 0, 3);
+}
+
 /* A strip of the values of some queries. Each strip has m and l of its own, so that none reads what
  * another writes. */
 static void add_task(void *ctx, int task, int thread) {
@@ -460,6 +470,7 @@ static void add_task(void *ctx, int task, int thread) {
     u.m += apart, u.l += apart;
     for (int i = 0; i < w->n; i++) {
         sums next = slot(w, unit, i + 1);
+        if (i + 2 < w->n) ask_for(slot(w, unit, i + 3).acc, &s, p.ld);
         if (next.t0 > 0) {
             add_chunk(&p, &u, &next, &s);
             continue;

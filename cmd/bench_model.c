@@ -70,8 +70,7 @@ hd_status hd_bench_open(struct hd_bench_model *b, const struct hd_options *o, co
     HD_TRY(hd_engine_open_checkpoint(&config, &b->checkpoint));
     HD_TRY(hd_hparams_read(b->checkpoint, &b->hp));
     HD_TRY(hd_dev_open(o->backend, &dc, &b->dev));
-    return hd_engine_kv_type(o->kv_cache_dtype, b->checkpoint, hd_dev_has_memory(&b->dev),
-                             &b->mo.kv_type);
+    return hd_engine_kv_type(o->kv_cache_dtype, b->checkpoint, &b->dev, &b->mo.kv_type);
 }
 
 hd_status hd_bench_open_model(struct hd_bench_model *b, int n_row, int n_seq, int n_pos,

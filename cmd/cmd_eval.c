@@ -121,8 +121,7 @@ static hd_status open_all(struct hd_eval *e, const char *model) {
         HD_TRY(hd_engine_open_tokenizer(e->checkpoint, o->tokenizer, &e->tokenizer));
     HD_TRY(hd_hparams_read(e->checkpoint, &e->hp));
     HD_TRY(hd_dev_open(o->backend, &dc, &e->dev));
-    HD_TRY(hd_engine_kv_type(o->kv_cache_dtype, e->checkpoint, hd_dev_has_memory(&e->dev),
-                             &kv_type));
+    HD_TRY(hd_engine_kv_type(o->kv_cache_dtype, e->checkpoint, &e->dev, &kv_type));
     choose_sizes(e, kv_type);
     return hd_model_open(e->checkpoint, &e->dev, &e->mo, hd_load_progress, NULL, &e->model);
 }

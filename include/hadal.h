@@ -58,7 +58,7 @@ typedef struct hd_engine_config {
     const char *reorder_policy; /* "none", "fragmentation", "prefix" (default) or "length" */
     int reorder_interval;       /* steps between two orderings of the running sequences */
     int compaction_pages;       /* KV pages moved before a step at most, to lie side by side; -1: 16
-       on a cpu with an F32 or F16 cache, which reads such pages faster, else 0 */
+       on a cpu with an F32 cache (not an Intel one: or F16), which reads such pages faster, else 0 */
     bool elastic_batching;      /* the bound of a step follows the forecast load */
     const char *latency_profile; /* file of step times: read, and written at the end; NULL: none */
     double measure_ms;           /* time spent on measuring steps at start when there is none */

@@ -38,6 +38,6 @@ bool hd_cpu_likes_halves(void) {
 #if defined(__x86_64__)
     return !__builtin_cpu_is("intel");
 #else
-    return true;
+    return false; /* nobody has measured it */
 #endif
 }

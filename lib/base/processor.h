@@ -8,9 +8,9 @@
  * At least 1. */
 int hd_cpu_available(void);
 
-/* Whether F16 becomes float32 in units of the processor that multiply-adds do not need. Intel's
- * take two operations of those that do: attention that meets F16 as it lies then waits for them (a
- * step of 8 heads behind 16384 tokens takes 1.4 times as long as with floats, Xeon with AMX). */
+/* Whether F16 becomes float32 in units of the processor that multiply-adds do not need. On Intel's
+ * a conversion takes two operations of the units that multiply and add, and attention over an F16
+ * cache waits for them (docs/benchmarks.md#latent-attention-alone). */
 bool hd_cpu_likes_halves(void);
 
 #endif

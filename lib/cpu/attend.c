@@ -118,7 +118,7 @@ typedef struct few {
     float keep[HD_CPU_QCHUNK], gain[HD_CPU_QCHUNK]; /* as in hd_cpu_merging */
 } few;
 
-static size_t value_bytes(const hd_cpu_values *v, size_t n) {
+static size_t bytes_of(const hd_cpu_values *v, size_t n) {
     return hd_format_bytes(v->is_half ? HD_F16 : HD_F32, n);
 }
 
@@ -143,7 +143,7 @@ static void add_ragged(const part *p, const hd_cpu_block *b, const few *f, float
             if (f->n_see[j] == common) continue;
             c.n_row = 1, c.n_k = f->n_see[j] - common, c.is_sum = true;
             c.a = s + common * HD_CPU_QCHUNK + j;
-            c.b.at = (const char *)b->v.at + value_bytes(&b->v, (size_t)common * b->v.ld);
+            c.b.at = (const char *)b->v.at + bytes_of(&b->v, (size_t)common * b->v.ld);
             c.c = sum + (size_t)j * p->ld;
             p->a->c->k->strided(&c);
         }

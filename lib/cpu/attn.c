@@ -121,11 +121,11 @@ static void load_head(const hd_cpu_attention *a, hd_cpu_scratch *t, int seq, int
     (void)unit;
     size_t n_nope = (size_t)op->n_nope, ldk = hd_cpu_pad(a->n_key), ldv = hd_cpu_pad(op->n_v);
     hd_cpu_cached s = cached(a, t, seq, b);
-    hd_cpu_values rows = hd_cpu_block_values(a->c, &s, t->rows);
-    if (rows.is_half) { /* products take rows of floats */
-        rows = (hd_cpu_values){.at = t->rows, .ld = hd_cpu_pad(s.n)};
+    hd_cpu_values rows = {.at = t->rows, .ld = hd_cpu_pad(s.n)};
+    if (op->kv.type == HD_KV_F32)
+        rows = hd_cpu_block_values(a->c, &s, t->rows);
+    else
         hd_cpu_cache_rows(a->c->k, &s, t->rows, rows.ld);
-    }
     const float *row = rows.at;
     b->k = (hd_cpu_values){.at = t->k, .ld = ldk};
     b->v = (hd_cpu_values){.at = t->v, .ld = ldv};

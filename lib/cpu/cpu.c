@@ -23,7 +23,7 @@ static hd_status cpu_open(const hd_dev_config *config, void **ctx) {
     hd_cpu *c = hd_alloc_zero(1, sizeof *c);
     c->k = k;
     c->n_thread = n_thread;
-    c->reads_halves = hd_cpu_likes_halves();
+    c->reads_halves = k != &hd_cpu_scalar && hd_cpu_likes_halves();
     c->is_wide = config != NULL && config->compute == HD_COMPUTE_FLOAT32;
     hd_cpu_store_open(c);
     hd_status s = hd_cpu_shares_open(c);

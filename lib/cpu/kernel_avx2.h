@@ -117,12 +117,12 @@ static inline void v_encode_bf16(unsigned char *p, V x) {
     __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(h, h), 0x08);
     _mm_storeu_si128((__m128i *)(void *)p, _mm256_castsi256_si128(packed));
 }
-/* Four values, in all parts of four lanes. */
+/* Four values, floats or halves, in all parts of four lanes. */
 static inline V v_four(const float *p) {
     return _mm256_broadcast_ps((const __m128 *)(const void *)p);
 }
 static inline V v_four_halves(const unsigned char *p) {
-    return _mm256_cvtph_ps(_mm_castpd_si128(_mm_loaddup_pd((const double *)(const void *)p)));
+    return _mm256_cvtph_ps(_mm_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)(const void *)p)));
 }
 /* Sums of each part of four lanes of x[0], then of x[1], ...: (0 + 2) + (1 + 3) of its lanes. */
 static inline V v_sum_fours(const V x[4]) {

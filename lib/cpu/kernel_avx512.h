@@ -103,7 +103,7 @@ static inline void v_encode_bf16(unsigned char *p, V x) {
     __m512i h = _mm512_srli_epi32(_mm512_mask_mov_epi32(sum, is_nan, quiet), 16);
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(h));
 }
-/* Four values, in all parts of four lanes. */
+/* Four values, floats or halves, in all parts of four lanes. */
 static inline V v_four(const float *p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
 static inline V v_four_halves(const unsigned char *p) {
     return _mm512_cvtph_ps(

@@ -122,7 +122,7 @@ static inline void v_encode_bf16(unsigned char *p, V x) {
                       hd_f32_to_bf16(x[3])};
     __builtin_memcpy(p, h, sizeof h);
 }
-/* Four values, in all parts of four lanes. */
+/* Four values, floats or halves, in all parts of four lanes. */
 static inline V v_four(const float *p) { return v_load(p); }
 static inline V v_four_halves(const unsigned char *p) { return v_decode_f16(p); }
 /* Sums of each part of four lanes of x[0], then of x[1], ...: (0 + 2) + (1 + 3) of its lanes. */

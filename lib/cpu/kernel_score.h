@@ -60,8 +60,8 @@ ALWAYS void score_tile(const score_part *s, int t0, int n_row, int n_four, bool 
         ahead = want(&p->ahead, q, s->four0 * p->n_t + t0, n_row,
                      p->n_t * (ALL_ASK ? p->n_four : 1), (p->n_key + 3) / 4);
     UNROLL for (int i = 0; i < n_row * n_v; i++) acc[i] = v_set(0);
-    for (int half = 0; half < 2; half++) {
-        const key_part *key = &s->key[half];
+    for (int part = 0; part < 2; part++) {
+        const key_part *key = &s->key[part];
         size_t row = key->ld, row3 = 3 * row;
         const char *a[ROWS_MOST / EACH];
         UNROLL for (int i = 0; i < n_a; i++) a[i] = key->k + (size_t)(t0 + i * EACH) * row;

@@ -353,12 +353,11 @@ static hd_status open_parts(hd_engine *e, const hd_engine_config *c) {
     list_no_token(e, hp.n_vocab);
     HD_TRY(open_device(e, c));
     enum hd_kv_type kv_type;
-    bool has_memory = hd_dev_has_memory(&e->dev);
-    HD_TRY(hd_engine_kv_type(c->kv_cache_dtype, e->checkpoint, has_memory, &kv_type));
+    HD_TRY(hd_engine_kv_type(c->kv_cache_dtype, e->checkpoint, &e->dev, &kv_type));
     hd_engine_sizes z;
     HD_TRY(find_place(e, c, &part, kv_type));
     HD_TRY(hd_engine_size(c, &part, kv_type, e->place.free_bytes, &z));
-    z.likes_neighbours = hd_engine_likes_neighbours(has_memory, kv_type);
+    z.likes_neighbours = hd_engine_likes_neighbours(hd_dev_has_memory(&e->dev), kv_type);
     char hash[33];
     hd_checkpoint_hash(e->checkpoint, hash, hash_progress, (void *)(uintptr_t)c);
     e->info.model_hash = keep(e, hash);

@@ -11,24 +11,30 @@ enum {
     COMPACTION_MAX = 16
 };
 
-/* auto is F32. F16 halves the memory, and costs more than the weights' own format may: on the
- * embedded model with BF16 weights, mean KL 8e-4 against F32 over 6000 tokens of prose (context
- * 1024), because rounding moves the choice of experts; the bound for BF16 is 1e-4. */
+/* With weights in blocks of integers; FP8 weights are as their model was trained. */
 static bool is_quantised(const hd_checkpoint *c) {
     for (size_t i = 0; i < hd_checkpoint_count(c); i++) {
-        const hd_format_info *f = hd_format_get(hd_checkpoint_at(c, i)->format);
-        if (f->gguf_id >= 0 && f->block_elems > 1) return true;
+        enum hd_format f = hd_checkpoint_at(c, i)->format;
+        if (f < HD_FORMAT_COUNT && hd_format_get(f)->block_elems > 1) return true;
     }
     return false;
 }
 
-hd_status hd_engine_kv_type(const char *name, const hd_checkpoint *c, bool has_device_memory,
+static bool reads_halves(const hd_dev *dev) {
+    return strcmp(dev->ops->name, "cpu") == 0 && hd_cpu_likes_halves();
+}
+
+/* Float weights keep F32: F16 costs more than their own format may: on the embedded model with BF16
+ * weights, mean KL 8e-4 against F32 over 6000 tokens of prose (context 1024), because rounding
+ * moves the choice of experts; the bound for BF16 is 1e-4. */
+hd_status hd_engine_kv_type(const char *name, const hd_checkpoint *c, const hd_dev *dev,
                             enum hd_kv_type *out) {
-    bool is_half = !has_device_memory && hd_cpu_likes_halves() && is_quantised(c);
-    *out = is_half ? HD_KV_F16 : HD_KV_F32;
-    if (!name || strcmp(name, "auto") == 0) return HD_OK;
-    hd_status s = hd_kv_type_by_name(name, out);
-    return s == HD_OK ? HD_OK : hd_fail_context(s, "kv_cache_dtype (or auto)");
+    if (name && strcmp(name, "auto") != 0) {
+        hd_status s = hd_kv_type_by_name(name, out);
+        return s == HD_OK ? HD_OK : hd_fail_context(s, "kv_cache_dtype (or auto)");
+    }
+    *out = reads_halves(dev) && is_quantised(c) ? HD_KV_F16 : HD_KV_F32;
+    return HD_OK;
 }
 
 static hd_status check_range(const char *field, int64_t v, int64_t min, int64_t max) {
@@ -156,7 +162,8 @@ hd_status hd_engine_size(const hd_engine_config *c, const hd_hparams *hp, enum h
 }
 
 bool hd_engine_likes_neighbours(bool has_device_memory, enum hd_kv_type kv_type) {
-    return !has_device_memory && (kv_type == HD_KV_F32 || kv_type == HD_KV_F16);
+    return !has_device_memory &&
+           (kv_type == HD_KV_F32 || (kv_type == HD_KV_F16 && hd_cpu_likes_halves()));
 }
 
 void hd_engine_sched_config(const hd_engine_config *c, const hd_engine_sizes *z,

@@ -14,9 +14,9 @@ typedef struct hd_engine_sizes {
     bool likes_neighbours; /* pages that follow one another are read faster */
 } hd_engine_sizes;
 
-/* The cpu's attention reads an F32 or F16 cache where it lies, unless pages are scattered: those it
- * copies first. Other types are decoded in any case, and devices with memory gather rows in any
- * case. */
+/* The cpu's attention reads an F32 cache where it lies, and an F16 one where the processor likes it
+ * (hd_cpu_likes_halves), unless pages are scattered: those it copies first. Other types are decoded
+ * in any case, and devices with memory gather rows in any case. */
 bool hd_engine_likes_neighbours(bool has_device_memory, enum hd_kv_type kv_type);
 
 /* free_bytes: host memory that is free once the weights are there. HD_E_INVALID names the field of
@@ -30,13 +30,12 @@ HD_MUST_CHECK hd_status hd_engine_size(const hd_engine_config *c, const hd_hpara
 void hd_engine_sched_config(const hd_engine_config *c, const hd_engine_sizes *z,
                             hd_sched_config *out);
 
-/* The cache type that hd_engine_config.kv_cache_dtype means. NULL and "auto": F16 in host memory
- * beside quantised weights, whose own loss is far larger
- * (docs/precision.md#what-the-kv-type-costs), where it is the faster one (hd_cpu_likes_halves);
- * else F32. HD_E_INVALID: another word than those. Whether the backend has it is hd_model_open's to
- * say. */
+/* The cache type that hd_engine_config.kv_cache_dtype means. NULL and "auto": F16 on the cpu beside
+ * quantised weights, whose own loss is far larger (docs/precision.md#what-the-kv-type-costs), where
+ * it is the faster one (hd_cpu_likes_halves); else F32. HD_E_INVALID: another word than those.
+ * Whether the backend has it is hd_model_open's to say. */
 HD_MUST_CHECK hd_status hd_engine_kv_type(const char *name, const hd_checkpoint *c,
-                                          bool has_device_memory, enum hd_kv_type *out);
+                                          const hd_dev *dev, enum hd_kv_type *out);
 
 /* Prompt tokens to compute from which expanding K and V from the latent costs less than attending
  * over the latent itself. Per cached token, layer and head, expanding takes n_c*(n_nope+n_v)

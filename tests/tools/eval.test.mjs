@@ -2,7 +2,7 @@
 // same bits from a safetensors folder and the GGUF made of it.
 import assert from 'node:assert/strict';
 import { spawn, spawnSync } from 'node:child_process';
-import { cpSync, readFileSync, readdirSync, writeFileSync } from 'node:fs';
+import { cpSync, mkdirSync, readFileSync, readdirSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { test } from 'node:test';
 import { bin, done, folder, refuse as refuseCommand, run, source, to } from './program.mjs';
@@ -14,6 +14,20 @@ const refuse = (status, pattern, ...args) => refuseCommand(status, pattern, 'eva
 const families = readdirSync(at('families'), { withFileTypes: true })
   .filter((entry) => entry.isDirectory()).map((entry) => entry.name);
 const sum = (list, length) => list.reduce((total, item) => total + length(item), 0);
+
+test('a buffer that no model reads, of a type that is only listed, changes nothing', () => {
+  const v3 = (name) => readFileSync(at(`families/v3/${name}`));
+  const file = v3('model.safetensors'), n = Number(file.readBigUInt64LE(0)), end = file.length - 8 - n;
+  const buffer = { 'a.position_ids': { dtype: 'I64', shape: [4], data_offsets: [end, end + 32] } };
+  const header = Buffer.from(JSON.stringify({ ...buffer, ...JSON.parse(file.subarray(8, 8 + n)) })), length = Buffer.alloc(8);
+  length.writeBigUInt64LE(BigInt(header.length));
+  mkdirSync(to('buffers'));
+  writeFileSync(to('buffers/model.safetensors'), Buffer.concat([length, header, file.subarray(8 + n), Buffer.alloc(32)]));
+  writeFileSync(to('buffers/config.json'), v3('config.json'));
+  const [own, plain] = [to('buffers'), at('families/v3')].map((f) => evaluate(f, '--backend', 'cpu', '--cases', at('families/v3/cases.json')));
+  assert.equal(own.kv_cache_dtype, 'F32');
+  assert.deepEqual(own.cases.map((w) => w.logits_hash), plain.cases.map((w) => w.logits_hash));
+});
 
 for (const family of families) {
   const reference = JSON.parse(readFileSync(at(`families/${family}/cases.json`))).cases;

@@ -24,7 +24,7 @@ enum {
 enum { N_KEY_HEAD = 2, D_HEAD = 24, N_ROW_MOST = 40 };
 /* Counts that fill vectors of any level, and counts that do not. */
 static const int heads[] = {6, 8, 2, 40, 12, 20, 4, 24};
-static const int n_pos[N_SEQ] = {300, 193, 513, 800, 192 + 64, 100, 1100};
+static const int n_pos[N_SEQ] = {300, 193, 513, 800, 192 + 64, 100, 1104};
 
 enum which { LATENT, EXPANDED, GROUPED, N_WHICH };
 static const char *const names[] = {"absorbed", "expanded", "grouped-query"};
@@ -98,7 +98,7 @@ static void set_up(fixture *f, enum which w, enum hd_kv_type type, int n_head) {
                                 .n_c = D_C,
                                 .n_v = w == GROUPED ? D_HEAD : D_V,
                                 .n_kv = N_KEY_HEAD * D_HEAD,
-                                .n_pos = 1100};
+                                .n_pos = 1104};
 }
 
 static void tear_down(fixture *f) {
@@ -185,19 +185,21 @@ static void shared_pages_are_read_once(void **state) {
     }
 }
 
-/* Moves the pages of the cache of f so that each sequence's follow one another. */
+/* Moves the pages of the cache of f so that each sequence's follow one another, and the last row of
+ * the last one ends the cache. */
 static void put_side_by_side(fixture *f) {
     size_t page_bytes = hd_kv_bytes(&f->kv, PAGE);
+    int first = f->n_page - f->own.n_page;
     for (int c = 0; c < 2; c++) {
         char *from = f->cache[c];
         f->cache[c] = malloc((size_t)f->n_page * page_bytes);
         assert_non_null(f->cache[c]);
         for (int i = 0; i < f->own.n_page; i++)
-            memcpy(f->cache[c] + (size_t)i * page_bytes, from + (size_t)f->own.page[i] * page_bytes,
-                   page_bytes);
+            memcpy(f->cache[c] + (size_t)(first + i) * page_bytes,
+                   from + (size_t)f->own.page[i] * page_bytes, page_bytes);
         free(from);
     }
-    for (int i = 0; i < f->own.n_page; i++) f->own.page[i] = i;
+    for (int i = 0; i < f->own.n_page; i++) f->own.page[i] = first + i;
 }
 
 /* The cache's values as floats. */

@@ -276,7 +276,7 @@ static void attend_blocks(const part *p, int first, int end, const sums *u) {
     for (int b = first; b < end; b++) attend_block(p, b * HD_CPU_KV_BLOCK, u);
 }
 
-/* ---- Chunks added up ---- */
+/* ---- Chunks and stretches added up ---- */
 
 /* Some queries, HD_CPU_LANES at most, and some lanes of their values. */
 typedef struct span {
@@ -287,16 +287,16 @@ static int row_of(const part *p, int query) {
     return p->a->list[p->g->first + query / p->a->n_each];
 }
 
-/* Adds the sums of a chunk to those before it. */
-static void add_chunk(const part *p, const sums *u, const sums *chunk, const span *s) {
+/* Adds the sums of a chunk, or of a stretch, to those before it. */
+static void add_span(const part *p, const sums *u, const sums *next, const span *s) {
     const hd_cpu_kernels *k = p->a->c->k;
     float m[2][HD_CPU_LANES] = {{0}}, l[2][HD_CPU_LANES] = {{0}};
     float keep[HD_CPU_LANES], gain[HD_CPU_LANES];
     size_t n_byte = sizeof(float) * (size_t)s->n;
     memcpy(m[0], u->m + s->q0, n_byte);
     memcpy(l[0], u->l + s->q0, n_byte);
-    memcpy(m[1], chunk->m + s->q0, n_byte);
-    memcpy(l[1], chunk->l + s->q0, n_byte);
+    memcpy(m[1], next->m + s->q0, n_byte);
+    memcpy(l[1], next->l + s->q0, n_byte);
     k->merge(&(hd_cpu_merging){.n_lane = HD_CPU_LANES,
                                .m = m[0],
                                .l = l[0],
@@ -307,9 +307,9 @@ static void add_chunk(const part *p, const sums *u, const sums *chunk, const spa
     for (int i = 0; i < s->n; i++) {
         int q = s->q0 + i;
         size_t at = (size_t)q * p->ld + (size_t)s->lane0;
-        if (p->a->batch->pos[row_of(p, q)] < chunk->t0) continue;
+        if (p->a->batch->pos[row_of(p, q)] < next->t0) continue;
         u->m[q] = m[0][i], u->l[q] = l[0][i];
-        k->fold(u->acc + at, chunk->acc + at, s->n_lane, keep[i], gain[i]);
+        k->fold(u->acc + at, next->acc + at, s->n_lane, keep[i], gain[i]);
     }
 }
 
@@ -329,8 +329,42 @@ static int n_block(const hd_cpu_group *g) {
     return (g->n_pos + HD_CPU_KV_BLOCK - 1) / HD_CPU_KV_BLOCK;
 }
 
+/* Blocks of a chunk. */
+static int chunk_of(const hd_cpu_attention *a, const hd_cpu_group *g) {
+    return hd_cpu_least(a->n_chunk, n_block(g));
+}
+
+/* Blocks of a stretch. */
+static int stretch_of(const hd_cpu_attention *a, const hd_cpu_group *g) {
+    int each = chunk_of(a, g);
+    return each == n_block(g) ? each : each * HD_CPU_STRETCH;
+}
+
 static int n_chunk(const hd_cpu_attention *a, const hd_cpu_group *g) {
     return (n_block(g) - 1) / a->n_chunk + 1;
+}
+
+static void add(const part *p, const sums *u, const sums *next) {
+    int n = n_query(p->a, p->g);
+    for (span s = {.n_lane = (int)p->ld}; s.q0 < n; s.q0 += HD_CPU_LANES) {
+        s.n = hd_cpu_least(HD_CPU_LANES, n - s.q0);
+        add_span(p, u, next, &s);
+    }
+}
+
+static sums sums_of(const hd_cpu_scratch *t, int i, int block) {
+    return (sums){.t0 = block * HD_CPU_KV_BLOCK, .m = t->m[i], .l = t->l[i], .acc = t->acc[i]};
+}
+
+/* Blocks first .. end, of one stretch that begins with the first, into u. */
+static void attend_stretch(const part *p, int first, int end, const sums *u) {
+    int each = chunk_of(p->a, p->g);
+    attend_blocks(p, first, hd_cpu_least(first + each, end), u);
+    for (int b = first + each; b < end; b += each) {
+        sums chunk = sums_of(p->t, 0, b);
+        attend_blocks(p, b, hd_cpu_least(b + each, end), &chunk);
+        add(p, u, &chunk);
+    }
 }
 
 /* Four queries, or fewer and zeros, as hd_cpu_scoring has them. */
@@ -377,17 +411,13 @@ static void whole_task(void *ctx, int task, int thread) {
     const hd_cpu_group *g = &a->c->group[j->n_group - 1 - task / a->n_unit];
     if (g->is_split) return;
     part p = begin_part(a, g, task % a->n_unit, thread);
-    sums u = {.m = t->m[0], .l = t->l[0], .acc = t->acc[0]};
-    sums next = {.m = t->m[1], .l = t->l[1], .acc = t->acc[1]};
-    int n = n_query(a, g), n_b = n_block(g), each = hd_cpu_least(a->n_chunk, n_b);
-    span s = {.n_lane = (int)p.ld};
-    for (int b = 0; b < n_b; b += each) {
-        next.t0 = b * HD_CPU_KV_BLOCK;
-        attend_blocks(&p, b, hd_cpu_least(b + each, n_b), b == 0 ? &u : &next);
-        for (s.q0 = 0; b > 0 && s.q0 < n; s.q0 += HD_CPU_LANES) {
-            s.n = hd_cpu_least(HD_CPU_LANES, n - s.q0);
-            add_chunk(&p, &u, &next, &s);
-        }
+    sums u = sums_of(t, 2, 0);
+    int n = n_query(a, g), n_b = n_block(g), each = stretch_of(a, g);
+    attend_stretch(&p, 0, hd_cpu_least(each, n_b), &u);
+    for (int b = each; b < n_b; b += each) {
+        sums next = sums_of(t, 1, b);
+        attend_stretch(&p, b, hd_cpu_least(b + each, n_b), &next);
+        add(&p, &u, &next);
     }
     finish(&p, &u, &(span){.n = n, .n_lane = (int)p.ld});
 }
@@ -416,12 +446,28 @@ static int block_of(const window *w, int segment) {
     return hd_cpu_least(segment * each, n_b);
 }
 
-/* Slot 0 of a unit holds what was added up so far, the others the window's segments. */
+/* Segment i of the window is in this piece: pieces are of about as many blocks. */
+static int piece_of(const window *w, int i) {
+    int first = block_of(w, w->first), n = block_of(w, w->first + w->n) - first;
+    return ((block_of(w, w->first + i) - first + 1) * w->n_piece - 1) / n;
+}
+
+/* The segment of the window whose slot takes the sums of segment i: the first of its stretch, where
+ * that is in the same piece. */
+static int leader_of(const window *w, int i) {
+    int leader = i - (w->first + i) % HD_CPU_STRETCH;
+    return !w->is_fine && leader >= 0 && piece_of(w, leader) == piece_of(w, i) ? leader : i;
+}
+
+enum { SLOT_ALL = -2, SLOT_STRETCH = -1 };
+
+/* Sums of a unit over the window's segment i; over all stretches so far, and over the one in
+ * work. */
 static sums slot(const window *w, int unit, int i) {
     const hd_cpu *c = w->a->c;
     size_t n = (size_t)n_query(w->a, w->g);
-    size_t at = ((size_t)i * (size_t)w->a->n_unit + (size_t)unit) * n;
-    return (sums){.t0 = i > 0 ? block_of(w, w->first + i - 1) * HD_CPU_KV_BLOCK : 0,
+    size_t at = ((size_t)(i - SLOT_ALL) * (size_t)w->a->n_unit + (size_t)unit) * n;
+    return (sums){.t0 = i >= 0 ? block_of(w, w->first + i) * HD_CPU_KV_BLOCK : 0,
                   .m = c->slot_m + at,
                   .l = c->slot_l + at,
                   .acc = c->slot + at * hd_cpu_pad(w->a->n_v)};
@@ -432,15 +478,16 @@ static void piece_task(void *ctx, int task, int thread) {
     const window *w = ctx;
     /* Blocks before whole chunks: the largest tasks first. */
     int unit = task / w->n_piece, piece = w->n_piece - 1 - task % w->n_piece;
-    int b0 = block_of(w, w->first), n_b = block_of(w, w->first + w->n) - b0;
-    int from = b0 + n_b * piece / w->n_piece, end = b0 + n_b * (piece + 1) / w->n_piece;
     part p = {0};
     for (int i = 0; i < w->n; i++) {
-        int b = block_of(w, w->first + i);
-        if (b < from || b >= end) continue;
+        if (piece_of(w, i) != piece) continue;
         if (p.a == NULL) p = begin_part(w->a, w->g, unit, thread);
-        sums u = slot(w, unit, i + 1);
-        attend_blocks(&p, b, block_of(w, w->first + i + 1), &u);
+        int b = block_of(w, w->first + i), leader = leader_of(w, i);
+        sums own = leader == i ? slot(w, unit, i) : sums_of(p.t, 0, b);
+        attend_blocks(&p, b, block_of(w, w->first + i + 1), &own);
+        if (leader == i) continue;
+        sums u = slot(w, unit, leader);
+        add(&p, &u, &own);
     }
 }
 
@@ -449,6 +496,14 @@ static void ask_for(const float *acc, const span *s, size_t ld) {
     for (int q = s->q0; q < s->q0 + s->n; q++)
         for (int i = 0; i < s->n_lane; i += 16)
             __builtin_prefetch(acc + (size_t)q * ld + (size_t)(s->lane0 + i), 0, 3);
+}
+
+static void copy_span(const part *p, const sums *to, const sums *from, const span *s) {
+    for (int q = s->q0; q < s->q0 + s->n; q++) {
+        size_t at = (size_t)q * p->ld + (size_t)s->lane0;
+        to->m[q] = from->m[q], to->l[q] = from->l[q];
+        memcpy(to->acc + at, from->acc + at, sizeof *to->acc * (size_t)s->n_lane);
+    }
 }
 
 /* A strip of the values of some queries. Each strip has m and l of its own, so that none reads what
@@ -465,27 +520,32 @@ static void add_task(void *ctx, int task, int thread) {
     s.n = hd_cpu_least(HD_CPU_LANES, n - s.q0);
     s.n_lane = hd_cpu_least(width, (int)p.ld - s.lane0);
     if (s.n_lane <= 0) return;
-    sums u = slot(w, unit, 0);
     size_t apart = (size_t)a->c->n_slot * (size_t)(1 + strip);
-    u.m += apart, u.l += apart;
+    sums all = slot(w, unit, SLOT_ALL), stretch = slot(w, unit, SLOT_STRETCH);
+    all.m += apart, all.l += apart, stretch.m += apart, stretch.l += apart;
+    int n_b = n_block(w->g), each = stretch_of(a, w->g);
     for (int i = 0; i < w->n; i++) {
-        sums next = slot(w, unit, i + 1);
-        if (i + 2 < w->n) ask_for(slot(w, unit, i + 3).acc, &s, p.ld);
-        if (next.t0 > 0) {
-            add_chunk(&p, &u, &next, &s);
-            continue;
-        }
-        for (int q = s.q0; q < s.q0 + s.n; q++) {
-            size_t at = (size_t)q * p.ld + (size_t)s.lane0;
-            u.m[q] = next.m[q], u.l[q] = next.l[q];
-            memcpy(u.acc + at, next.acc + at, sizeof *u.acc * (size_t)s.n_lane);
-        }
+        int b = block_of(w, w->first + i);
+        if (leader_of(w, i) != i) continue;
+        int later = i + HD_CPU_STRETCH;
+        if (later < w->n && leader_of(w, later) == later)
+            ask_for(slot(w, unit, later).acc, &s, p.ld);
+        sums next = slot(w, unit, i);
+        stretch.t0 = (b - 1) / each * each * HD_CPU_KV_BLOCK;
+        if (b % each == 0 && b > each) add_span(&p, &all, &stretch, &s);
+        if (b % each == 0)
+            copy_span(&p, b == 0 ? &all : &stretch, &next, &s);
+        else
+            add_span(&p, b < each ? &all : &stretch, &next, &s);
     }
-    if (w->first + w->n == n_segment(w)) finish(&p, &u, &s);
+    if (w->first + w->n < n_segment(w)) return;
+    stretch.t0 = (n_b - 1) / each * each * HD_CPU_KV_BLOCK;
+    if (n_b > each) add_span(&p, &all, &stretch, &s);
+    finish(&p, &all, &s);
 }
 
 static int window_room(const hd_cpu_attention *a, const hd_cpu_group *g) {
-    return a->c->n_slot / (n_query(a, g) * a->n_unit) - 1;
+    return a->c->n_slot / (n_query(a, g) * a->n_unit) + SLOT_ALL;
 }
 
 static void run_split(const hd_cpu_attention *a, const hd_cpu_group *g) {

@@ -4,8 +4,10 @@
  * The order of sums is a function of a query's position alone. A score is four sums over the values
  * of a key, every fourth in each of them, however many queries meet it (hd_cpu_scoring). A block of
  * HD_CPU_KV_BLOCK positions from position 0 on has its own softmax and its own sums of weighted
- * values, positions ascending. The blocks of a chunk are added up in order, then the chunks. So
- * which thread takes which chunk, and which queries go through a block together, changes no bit. */
+ * values, positions ascending. The blocks of a chunk are added up in order, then the chunks of a
+ * stretch, then the stretches. So which thread takes which chunk, and which queries go through a
+ * block together, changes no bit; and who has taken a stretch from its beginning on leaves one sum
+ * of it to others instead of several. */
 #ifndef HD_CPU_ATTEND_H
 #define HD_CPU_ATTEND_H
 
@@ -14,6 +16,7 @@
 #include <limits.h>
 
 enum { HD_CPU_CHUNK = 8, HD_CPU_ONE_CHUNK = INT_MAX }; /* blocks of a chunk */
+enum { HD_CPU_STRETCH = 4 };                           /* chunks of a stretch */
 
 /* A block of positions as queries see it. */
 typedef struct hd_cpu_block {

@@ -35,8 +35,8 @@ typedef struct hd_cpu_scratch {
     float *vb;          /* [pad(n_v)/16, n_c, 16] v_b of one head, transposed */
     float *s;           /* [64, HD_CPU_QCHUNK] scores, then weights */
     float *ragged;      /* [HD_CPU_QCHUNK, .] weighted values where queries see different n */
-    float *m[2], *l[2]; /* [n_query] sums so far; of a chunk */
-    float *acc[2];      /* [n_query, pad(n_v)] or [HD_CPU_LATENT_QUERIES, pad(n_c)] */
+    float *m[3], *l[3]; /* [n_query] sums of a chunk, of a stretch and over all so far */
+    float *acc[3];      /* [n_query, pad(n_v)] or [HD_CPU_LATENT_QUERIES, pad(n_c)] */
     uint64_t n_block;   /* blocks whose keys and values it made */
 } hd_cpu_scratch;
 #define HD_CPU_QCHUNK 64          /* queries that meet a block together */

@@ -59,9 +59,9 @@ static void lay_out_thread(cut *k, const hd_dev_limits *l, hd_cpu_scratch *t) {
         .vb = take_f(k, n_c * hd_cpu_pad(l->n_v)),
         .s = take_f(k, block * HD_CPU_QCHUNK),
         .ragged = take_f(k, HD_CPU_QCHUNK * most(hd_cpu_pad(l->n_c), hd_cpu_pad(l->n_v))),
-        .m = {take_f(k, n_q), take_f(k, n_q)},
-        .l = {take_f(k, n_q), take_f(k, n_q)},
-        .acc = {take_f(k, n_sum), take_f(k, n_sum)},
+        .m = {take_f(k, n_q), take_f(k, n_q), take_f(k, n_q)},
+        .l = {take_f(k, n_q), take_f(k, n_q), take_f(k, n_q)},
+        .acc = {take_f(k, n_sum), take_f(k, n_sum), take_f(k, n_sum)},
     };
 }
 

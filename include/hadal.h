@@ -43,8 +43,8 @@ typedef struct hd_engine_config {
     int block_size;                       /* tokens a KV page */
     int64_t max_tokens_in_paged_kv_cache; /* 0: by the next */
     double kv_cache_free_mem_fraction;    /* of the memory free after loading */
-    const char *kv_cache_dtype; /* "auto" (f16 beside quantised weights on a cpu, but an Intel one,
-       else f32), "f32", "f16", "bf16", "fp8", "int8" */
+    const char *kv_cache_dtype; /* "auto" (f16 beside quantised weights on a cpu that is faster with
+       it, else f32), "f32", "f16", "bf16", "fp8", "int8" */
     bool enable_prefix_caching;
     bool exact; /* output independent of what was cached, too */
     int max_num_queued_reqs;
@@ -58,7 +58,7 @@ typedef struct hd_engine_config {
     const char *reorder_policy; /* "none", "fragmentation", "prefix" (default) or "length" */
     int reorder_interval;       /* steps between two orderings of the running sequences */
     int compaction_pages;       /* KV pages moved before a step at most, to lie side by side; -1: 16
-       on a cpu with an F32 cache (not an Intel one: or F16), which reads such pages faster, else 0 */
+       on a cpu with a cache that it reads where it lies (F32, F16 on some), else 0 */
     bool elastic_batching;      /* the bound of a step follows the forecast load */
     const char *latency_profile; /* file of step times: read, and written at the end; NULL: none */
     double measure_ms;           /* time spent on measuring steps at start when there is none */

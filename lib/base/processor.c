@@ -36,8 +36,8 @@ int hd_cpu_available(void) {
 
 bool hd_cpu_likes_halves(void) {
 #if defined(__x86_64__)
-    return !__builtin_cpu_is("intel");
+    return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx512f");
 #else
-    return false; /* nobody has measured it */
+    return false;
 #endif
 }

@@ -8,9 +8,9 @@
  * At least 1. */
 int hd_cpu_available(void);
 
-/* Whether F16 becomes float32 in units of the processor that multiply-adds do not need. On Intel's
- * a conversion takes two operations of the units that multiply and add, and attention over an F16
- * cache waits for them (docs/benchmarks.md#latent-attention-alone). */
+/* Whether attention that meets an F16 cache as it lies is faster than over floats: on AMD's
+ * processors with AVX-512 (Zen 5 was measured); not on a Xeon with AMX, nor by AVX2; no other was
+ * measured (docs/benchmarks.md#latent-attention-alone). */
 bool hd_cpu_likes_halves(void);
 
 #endif

@@ -75,7 +75,7 @@ static hd_status host_all_gather(hd_cuda *c, const struct hd_op_all_gather *a) {
     X(ncclGroupStart) X(ncclGroupEnd) X(ncclGetErrorString)
 /* clang-format on */
 static struct {
-    void *library;
+    void *handle;
 #define X(name) __typeof__(name) *name;
     NCCL_CALLS(X)
 #undef X
@@ -89,7 +89,7 @@ static hd_status told(ncclResult_t r, const char *what) {
 static pthread_mutex_t nccl_lock = PTHREAD_MUTEX_INITIALIZER; /* of filling it */
 
 static hd_status load_locked(void) {
-    if (nccl.library) return HD_OK;
+    if (nccl.handle) return HD_OK;
     void *library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (!library)
         return HD_FAIL(UNSUPPORTED, "several GPUs: libnccl.so.2 is not found (LD_LIBRARY_PATH can "
@@ -99,7 +99,7 @@ static hd_status load_locked(void) {
     if (!nccl.name) return HD_FAIL(UNSUPPORTED, "libnccl has no %s: another version", #name);
     NCCL_CALLS(X)
 #undef X
-    nccl.library = library;
+    nccl.handle = library;
     return HD_OK;
 }
 

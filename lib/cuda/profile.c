@@ -49,7 +49,7 @@ static struct profiler {
     record *record;       /* [RECORDS_MAX] */
     origin *origin;       /* [RECORDS_MAX] */
     size_t n_record, n_origin, n_lost;
-    void *library;
+    void *handle;
 #define X(name) __typeof__(name) *name;
     CUPTI_CALLS(X)
 #undef X
@@ -157,7 +157,7 @@ static hd_status open_cupti(void) {
     static const char *const places[] = {"libcupti.so.13", "libcupti.so",
                                          "/usr/local/cuda/lib64/libcupti.so",
                                          "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so"};
-    if (profiler.library) return HD_OK;
+    if (profiler.handle) return HD_OK;
     void *library = NULL;
     for (size_t i = 0; i < sizeof places / sizeof places[0] && !library; i++)
         library = dlopen(places[i], RTLD_NOW | RTLD_LOCAL);
@@ -169,7 +169,7 @@ static hd_status open_cupti(void) {
     if (!profiler.name) return HD_FAIL(UNSUPPORTED, "libcupti has no %s: another version", #name);
     CUPTI_CALLS(X)
 #undef X
-    profiler.library = library;
+    profiler.handle = library;
     HD_TRY(told(profiler.cuptiActivityRegisterTimestampCallback(monotonic_ns), "its clock"));
     return told(profiler.cuptiActivityRegisterCallbacks(give_buffer, take_buffer), "its buffers");
 }
